@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +22,7 @@ from wire.client import WireClient, answer_as
 from wire.duplex import Duplex
 from wire.routes import Route
 
+T = TypeVar("T")
 _ROUTE: dict[str, Route] = {r.name: r for r in ROUTES}
 
 
@@ -43,51 +45,49 @@ class AgentClient(WireClient):
         """Returns the term of the calling control plane; 0 for a local operator."""
         self._answered: str | None = None
 
+    async def _ask(self, kind: type[T], name: str, body: Any = None, /, **given: Any) -> T:
+        """Call a route, whose response has this type."""
+        return answer_as(kind, await self.call(_ROUTE[name], body, **given))
+
     async def get_machine(self) -> api.MachineFacts:
         """Return the facts of the machine."""
-        return answer_as(api.MachineFacts, await self.call(_ROUTE["get_machine"]))
+        return await self._ask(api.MachineFacts, "get_machine")
 
     async def list_images(self) -> api.Images:
         """Return all complete images."""
-        return answer_as(api.Images, await self.call(_ROUTE["list_images"]))
+        return await self._ask(api.Images, "list_images")
 
     async def pull_image(self, pull: api.ImagePull) -> api.ImageInfo:
         """Have the agent fetch an image; returns when it is published, at once if it already is."""
-        answer = await self.call(_ROUTE["pull_image"], pull, timeout_s=900.0)
-        return answer_as(api.ImageInfo, answer)
+        return await self._ask(api.ImageInfo, "pull_image", pull, timeout_s=900.0)
 
     async def fetch_oci_image(self, reference: str) -> api.ImageInfo:
         """Have the agent fetch an image from a registry; returns when it is published."""
         pull = api.OciPull(reference=reference)
-        answer = await self.call(_ROUTE["fetch_oci_image"], pull, timeout_s=3600.0)
-        return answer_as(api.ImageInfo, answer)
+        return await self._ask(api.ImageInfo, "fetch_oci_image", pull, timeout_s=3600.0)
 
     async def stage_image(self, reference: str) -> api.Ack:
         """Have the agent fetch an image in advance; returns at once."""
-        return answer_as(
-            api.Ack, await self.call(_ROUTE["stage_image"], api.OciPull(reference=reference))
-        )
+        return await self._ask(api.Ack, "stage_image", api.OciPull(reference=reference))
 
     async def list_imports(self) -> ImageImports:
         """Return the images that are being fetched or received."""
-        return answer_as(ImageImports, await self.call(_ROUTE["list_imports"]))
+        return await self._ask(ImageImports, "list_imports")
 
     async def cancel_import(self, name: str) -> api.Ack:
         """Cancel the fetch of an image, by its name in `list_imports`."""
-        return answer_as(api.Ack, await self.call(_ROUTE["cancel_import"], ImportName(name=name)))
+        return await self._ask(api.Ack, "cancel_import", ImportName(name=name))
 
     async def put_image(
         self, digest: str, format_: api.ImageFormat, stream: AsyncIterator[bytes]
     ) -> api.ImageInfo:
         """Send an image as a stream; the agent publishes it only if it has this digest."""
-        answer = await self.call(
-            _ROUTE["put_image"], stream=stream, timeout_s=900.0, digest=digest, format=format_.value
-        )
-        return answer_as(api.ImageInfo, answer)
+        given = {"digest": digest, "format": format_.value}
+        return await self._ask(api.ImageInfo, "put_image", stream=stream, timeout_s=900.0, **given)
 
     async def get_image(self, digest: str) -> api.ImageInfo:
         """Return one image, or raise `NotFound`."""
-        return answer_as(api.ImageInfo, await self.call(_ROUTE["get_image"], digest=digest))
+        return await self._ask(api.ImageInfo, "get_image", digest=digest)
 
     async def delete_image(self, digest: str) -> None:
         """Remove an image that no task uses."""
@@ -95,49 +95,39 @@ class AgentClient(WireClient):
 
     async def list_tasks(self) -> api.Tasks:
         """Return all tasks of the machine."""
-        return answer_as(api.Tasks, await self.call(_ROUTE["list_tasks"]))
+        return await self._ask(api.Tasks, "list_tasks")
 
     async def put_task(self, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
         """Set the desired state of a task; returns before it runs."""
-        answer = await self.call(_ROUTE["put_task"], spec, task_id=task_id, heard=self._answered)
-        return answer_as(api.TaskStatus, answer)
+        given = {"task_id": task_id, "heard": self._answered}
+        return await self._ask(api.TaskStatus, "put_task", spec, **given)
 
     async def get_task(self, task_id: str) -> api.TaskStatus:
         """Return the observed state of a task, or raise `NotFound`."""
-        return answer_as(api.TaskStatus, await self.call(_ROUTE["get_task"], task_id=task_id))
+        return await self._ask(api.TaskStatus, "get_task", task_id=task_id)
 
     async def delete_task(
         self, task_id: str, generation: int | None = None, epoch: int | None = None
     ) -> api.TaskStatus:
         """Stop a task and remove it; `get_task` raises `NotFound` once it is removed."""
-        answer = await self.call(
-            _ROUTE["delete_task"], task_id=task_id, generation=generation, epoch=epoch
-        )
-        return answer_as(api.TaskStatus, answer)
+        version = {"generation": generation, "epoch": epoch}
+        return await self._ask(api.TaskStatus, "delete_task", task_id=task_id, **version)
 
     async def restart_task(
         self, task_id: str, generation: int | None = None, epoch: int | None = None
     ) -> api.TaskStatus:
         """Stop a task and start it again, now."""
-        answer = await self.call(
-            _ROUTE["restart_task"],
-            task_id=task_id,
-            generation=generation,
-            epoch=epoch,
-            heard=self._answered,
-        )
-        return answer_as(api.TaskStatus, answer)
+        given = {"generation": generation, "epoch": epoch, "heard": self._answered}
+        return await self._ask(api.TaskStatus, "restart_task", task_id=task_id, **given)
 
     async def list_volumes(self) -> api.VolumeInfos:
         """Return the volumes of the machine, and snapshots of them."""
-        return answer_as(api.VolumeInfos, await self.call(_ROUTE["list_volumes"]))
+        return await self._ask(api.VolumeInfos, "list_volumes")
 
     async def snapshot_volume(self, entitlement: str, volume: str, label: str) -> api.VolumeInfo:
         """Make a read-only snapshot of a persistent volume (TASK.VOLUME) and return it."""
-        answer = await self.call(
-            _ROUTE["snapshot_volume"], entitlement=entitlement, volume=volume, label=label
-        )
-        return answer_as(api.VolumeInfo, answer)
+        given = {"entitlement": entitlement, "volume": volume, "label": label}
+        return await self._ask(api.VolumeInfo, "snapshot_volume", **given)
 
     async def remove_volume(self, entitlement: str, volume: str) -> None:
         """Remove a persistent volume or a snapshot that no task uses."""
@@ -145,9 +135,7 @@ class AgentClient(WireClient):
 
     async def resize_task(self, task_id: str, resize: api.Resize) -> api.TaskStatus:
         """Change the limits and resources of a running task without a restart."""
-        return answer_as(
-            api.TaskStatus, await self.call(_ROUTE["resize_task"], resize, task_id=task_id)
-        )
+        return await self._ask(api.TaskStatus, "resize_task", resize, task_id=task_id)
 
     def task_logs(
         self,
@@ -173,7 +161,7 @@ class AgentClient(WireClient):
 
     async def get_unit(self, task_id: str) -> UnitShown:
         """Return the exact properties of a task's unit."""
-        return answer_as(UnitShown, await self.call(_ROUTE["get_unit"], task_id=task_id))
+        return await self._ask(UnitShown, "get_unit", task_id=task_id)
 
     def exec_task(
         self, task_id: str, command: list[str], *, tty: bool, rows: int = 24, columns: int = 80
@@ -193,23 +181,23 @@ class AgentClient(WireClient):
 
     async def get_presence(self) -> Presence:
         """Return the identity of the agent's process, and its boot."""
-        return answer_as(Presence, await self.call(_ROUTE["get_presence"]))
+        return await self._ask(Presence, "get_presence")
 
     async def get_usage(self) -> Usages:
         """Return the resource usage of each task."""
-        return answer_as(Usages, await self.call(_ROUTE["get_usage"]))
+        return await self._ask(Usages, "get_usage")
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
         """Request a host profile; returns before it is applied."""
-        return answer_as(api.ProfileStatus, await self.call(_ROUTE["put_profile"], spec))
+        return await self._ask(api.ProfileStatus, "put_profile", spec)
 
     async def put_notices(self, notices: HostNotices) -> HostNotices:
         """Replace all notices for the tasks of the machine; omitted ones are withdrawn."""
-        return answer_as(HostNotices, await self.call(_ROUTE["put_notices"], notices))
+        return await self._ask(HostNotices, "put_notices", notices)
 
     async def get_profile(self) -> api.ProfileStatus:
         """Return the profile that the machine runs, with the state of each setting."""
-        return answer_as(api.ProfileStatus, await self.call(_ROUTE["get_profile"]))
+        return await self._ask(api.ProfileStatus, "get_profile")
 
     async def get_events(self, after: int, wait_s: float = 0.0) -> api.Events:
         """Return events after a sequence number, waiting up to `wait_s` for the first.
@@ -217,21 +205,21 @@ class AgentClient(WireClient):
         An agent of an earlier release sends no name of its answer, and rejects unknown parameters.
         """
         knows = self._answered is not None
-        answer = await self.call(
-            _ROUTE["get_events"],
+        events = await self._ask(
+            api.Events,
+            "get_events",
             timeout_s=wait_s + 10.0,
             after=after,
             wait_s=wait_s,
             heard=self._answered,
             epoch=self.epoch() if knows else None,
         )
-        events = answer_as(api.Events, answer)
         self._answered = events.answered or None
         return events
 
     async def list_credentials(self) -> Credentials:
         """Return which credentials the host holds."""
-        return answer_as(Credentials, await self.call(_ROUTE["list_credentials"]))
+        return await self._ask(Credentials, "list_credentials")
 
     async def put_credential(self, entitlement: str, name: str, value: bytes) -> CredentialInfo:
         """Store a credential in the memory of the host."""
@@ -239,10 +227,8 @@ class AgentClient(WireClient):
         async def chunks() -> AsyncIterator[bytes]:
             yield value
 
-        answer = await self.call(
-            _ROUTE["put_credential"], stream=chunks(), entitlement=entitlement, name=name
-        )
-        return answer_as(CredentialInfo, answer)
+        given = {"entitlement": entitlement, "name": name}
+        return await self._ask(CredentialInfo, "put_credential", stream=chunks(), **given)
 
     async def delete_credential(self, entitlement: str, name: str) -> None:
         """Delete a credential from the memory of the host."""
@@ -250,20 +236,20 @@ class AgentClient(WireClient):
 
     async def leave(self) -> list[str]:
         """Announce that the host goes down; return the ids of tasks that still run."""
-        return answer_as(api.Running, await self.call(_ROUTE["leave"])).tasks
+        return (await self._ask(api.Running, "leave")).tasks
 
     async def get_accounts(self) -> Accounts:
         """Return an account of all objects on the host."""
-        return answer_as(Accounts, await self.call(_ROUTE["get_accounts"], timeout_s=120.0))
+        return await self._ask(Accounts, "get_accounts", timeout_s=120.0)
 
     async def repair_accounts(self) -> Accounts:
         """Have the agent remove objects without an owner; returns the remaining faults."""
-        return answer_as(Accounts, await self.call(_ROUTE["repair_accounts"], timeout_s=300.0))
+        return await self._ask(Accounts, "repair_accounts", timeout_s=300.0)
 
     async def collect_garbage(self) -> Accounts:
         """Have the agent remove unused images and layers."""
-        return answer_as(Accounts, await self.call(_ROUTE["collect_garbage"], timeout_s=300.0))
+        return await self._ask(Accounts, "collect_garbage", timeout_s=300.0)
 
     async def readyz(self) -> api.Liveness:
         """Return whether the agent has reconciled its state, or raise `Busy`."""
-        return answer_as(api.Liveness, await self.call(_ROUTE["readyz"]))
+        return await self._ask(api.Liveness, "readyz")

@@ -78,6 +78,9 @@ log = logging.getLogger(__name__)
 class HostParts:
     """The parts of one agent. Nothing runs before `services` starts it."""
 
+    tasks: HostTasks
+    """Created by `services`, because it needs the task group of the loops."""
+
     def __init__(
         self,
         config: AgentConfig,
@@ -89,8 +92,6 @@ class HostParts:
         self.config, self.machine, self.hardware = config, machine, hardware
         self.identity, self.lanes = identity, lanes
         self.state, self.run = Path(config.state_dir), Path(config.run_dir)
-        self.tasks: HostTasks
-        """Created by `services`, because it needs the task group of the loops."""
         cgroups = machine.cgroups
         identity.boot_id = hardware.boot_id
         self.events = HostEvents(hardware.boot_id)
@@ -197,11 +198,12 @@ class HostParts:
         )
 
     def services(
-        self, group: asyncio.TaskGroup, pull: Callable[[api.ImagePull], Any]
+        self, group: asyncio.TaskGroup, pull: Callable[[api.ImagePull], Awaitable[api.ImageInfo]]
     ) -> AgentServices:
         """Return the services for the API, and start their loops in `group`."""
         machine, lanes, usage = self.machine, self.lanes, self._start(group)
         return AgentServices(
+            lanes=lanes,
             tasks=self.tasks,
             usage=usage,
             metrics=AgentMetrics(
@@ -260,6 +262,7 @@ class HostParts:
         return HostProfile(
             self.units,
             self.events,
+            self.lanes,
             Path(config.sidekick),
             Path(config.sidekick_state_dir),
             self.hardware.boot_id,
@@ -283,11 +286,20 @@ class HostParts:
         config = self.config
         reader = FactsReader(self.machine, config.state_dir, own_init=config.own_init)
 
+        last: tuple[api.MachineFacts, list[str]] | None = None
+
+        def read() -> tuple[api.MachineFacts, list[str]]:
+            name, unusable = self._identity()
+            return reader.read(name), unusable
+
         async def facts() -> api.MachineFacts:
-            found = await self.lanes.run("facts", reader.read, self.name())
-            problems = [p for p in (self.disk.problem, self.networks.problem) if p]
-            problems += self._identity()[1]
-            suppressed, lost = await self.lanes.run("files", self.pipes.lost)
+            """Return the facts; while the disk hangs, the last ones that were read."""
+            nonlocal last
+            if last is None or not self.disk.is_hung:
+                last = await self.lanes.run("facts", read)
+            found, unusable = last
+            problems = [p for p in (self.disk.problem, self.networks.problem) if p] + unusable
+            suppressed, lost = await self.lanes.run("usage", self.pipes.lost)
             return replace(
                 found,
                 problems=problems,

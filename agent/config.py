@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from msgspec import Meta
 
 from agent.api.network import DnsName, IpAddress
 from wire.errors import ConfigError
+from wire.toml_limits import parse_toml
 from wire.violations import violations
 from wire.written import WRITTEN, plain
 
@@ -68,7 +68,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def address(self) -> tuple[str, int]:
         """Return host and port of `listen`."""
         host, _, port = self.listen.rpartition(":")
-        if not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+        if not host or not is_port(port) or int(port) > 65535:
             raise ConfigError(
                 f"listen = {self.listen!r} is not HOST:PORT", hint="for instance 0.0.0.0:7443"
             )
@@ -101,6 +101,14 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ipaddress.IPv4Address(self.network_address or "127.0.0.1")
         except ValueError as e:
             raise ConfigError(f"network_address = {self.network_address!r}: {e}") from e
+
+
+def is_port(text: str) -> bool:
+    """Return whether a text can be the number of a port; its range is not checked.
+
+    `str.isdigit` is also true for digits such as `²`, which `int` refuses.
+    """
+    return re.fullmatch("[0-9]{1,18}", text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +159,7 @@ def drop_ins(path: Path) -> list[Path]:
 
 def _read(file: Path, *, needed: bool) -> dict[str, Any]:
     try:
-        found = plain(tomllib.loads(file.read_text(WRITTEN)), AgentConfig)
+        found = plain(parse_toml(file.read_text(WRITTEN)), AgentConfig)
     except FileNotFoundError as e:
         if not needed:
             return {}
@@ -160,7 +168,7 @@ def _read(file: Path, *, needed: bool) -> dict[str, Any]:
         raise ConfigError(f"cannot read {file}: {e.strerror}") from e
     except UnicodeDecodeError as e:
         raise ConfigError(f"{file} is not text: {e.reason} at byte {e.start}") from e
-    except tomllib.TOMLDecodeError as e:
+    except ValueError as e:
         raise ConfigError(f"{file} is not TOML: {e}") from e
     assert isinstance(found, dict)
     return found

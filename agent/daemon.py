@@ -92,7 +92,7 @@ class Agent:
             stack.callback(services.events.close)
             await self._serve_socket(runner, stack)
             await _adopt(services, parts)
-            tls = self._serve_tls_forever(runner, parts.clones.served)
+            tls = self._serve_tls_forever(runner, parts)
             group.create_task(tls, name="tls")
             group.create_task(parts.clones.watch(), name="clone check")
             yield services
@@ -165,20 +165,20 @@ class Agent:
         await stack.enter_async_context(admission)
         stack.callback(path.unlink, missing_ok=True)
 
-    async def _serve_tls_forever(self, runner: web.AppRunner, served: asyncio.Event) -> None:
+    async def _serve_tls_forever(self, runner: web.AppRunner, parts: HostParts) -> None:
         """Serve TLS and try again after a failure; tools on the host do not need TLS (AG4)."""
         while True:
             try:
-                await self._serve_tls(runner, served)
+                await self._serve_tls(runner, parts)
             except TwineError as e:
                 log.error("cannot serve TLS", extra={"code": e.code, "why": str(e)})
             except Exception:
                 log.exception("serving TLS failed; this is a bug")
             await asyncio.sleep(TLS_RETRY_S)
 
-    async def _serve_tls(self, runner: web.AppRunner, served: asyncio.Event) -> None:
+    async def _serve_tls(self, runner: web.AppRunner, parts: HostParts) -> None:
         """Open the TCP port once the host has an identity, and renew that identity."""
-        while self.identity.find() is None:
+        while parts.disk.is_hung or self.identity.find() is None:
             await pause(JOIN_POLL_S)
         host, port = self.config.address()
         tls = self.identity.server_context()
@@ -187,7 +187,7 @@ class Agent:
         async with open_admission(runner, listener, tls, limits, _http_log):
             at, own_port = listener.getsockname()[:2]
             log.info("serving", extra={"address": f"{at}:{own_port}"})
-            served.set()
+            parts.clones.served.set()
             await self.identity.renew_forever()
 
     async def _pull(self, images: HostImages, request: api.ImagePull) -> api.ImageInfo:

@@ -18,6 +18,7 @@ from agent.credentials.credentials import MOST_BYTES
 from agent.host.callers import authorize_with, check_given, check_raw
 from agent.host.facts import agent_version
 from agent.host.logs import EVERYWHERE, LoggedRun
+from agent.images.images import IMAGE_FILES
 from agent.parameters import (
     credential_of,
     digest_of,
@@ -34,7 +35,7 @@ from agent.tasks.core.unit_properties import journal_of
 from agent.tasks.exec import request_of
 from agent.usage import Usages
 from wire.duplex import Talk
-from wire.errors import Forbidden, NotFound, TwineError, Unprocessable
+from wire.errors import Busy, Forbidden, NotFound, TwineError, Unprocessable
 from wire.server import Call, make_app
 
 MAX_EVENT_WAIT_S = 60.0
@@ -59,43 +60,46 @@ class _Handlers:
     def __init__(self, services: AgentServices) -> None:
         self._s = services
 
+    @property
+    def _ready(self) -> AgentServices:
+        """Return the services; raise `Busy` until the agent has adopted the tasks of the host."""
+        if not self._s.ready:
+            raise Busy("the agent is still comparing its records with the host; try again")
+        return self._s
+
 
 class ImageHandlers(_Handlers):
     """Images on the host."""
 
     async def list_images(self, _: Call) -> api.Images:
         """List the images, each with the tasks that use it."""
-        infos = [_with_users(self._s, i) for i in self._s.images.all()]
-        return api.Images(images=infos)
+        found = await self._s.lanes.run(IMAGE_FILES, self._s.images.all)
+        return api.Images(images=[_with_users(self._s, info) for info in found])
 
     async def get_image(self, call: Call) -> api.ImageInfo:
         """Show an image."""
-        return _with_users(self._s, self._s.images.get(digest_of(call)))
+        digest = digest_of(call)
+        found = await self._s.lanes.run(IMAGE_FILES, self._s.images.get, digest)
+        return _with_users(self._s, found)
 
     async def put_image(self, call: Call) -> api.ImageInfo:
         """Import an image from the body of the request."""
-        self._s.require_ready()
         assert call.stream is not None
-        return await self._s.images.receive(digest_of(call), format_of(call), call.stream)
+        return await self._ready.images.receive(digest_of(call), format_of(call), call.stream)
 
     async def pull_image(self, call: Call) -> api.ImageInfo:
         """Import an image from another place."""
-        self._s.require_ready()
-        info = await self._s.pull(call.body)
-        assert isinstance(info, api.ImageInfo)
-        return info
+        return await self._ready.pull(call.body)
 
     async def fetch_oci_image(self, call: Call) -> api.ImageInfo:
         """Import an image from a registry."""
-        self._s.require_ready()
         pull: api.OciPull = call.body
-        return await self._s.images.pull(pull.reference)
+        return await self._ready.images.pull(pull.reference)
 
     async def stage_image(self, call: Call) -> api.Ack:
         """Begin to import an image from a registry."""
-        self._s.require_ready()
-        pull: api.OciPull = call.body
-        self._s.spawn(_staged(self._s, pull.reference))
+        services, pull = self._ready, call.body
+        services.spawn(_staged(services, pull.reference))
         return api.Ack(detail=f"{pull.reference} is being fetched")
 
     async def list_imports(self, _: Call) -> ImageImports:
@@ -110,8 +114,8 @@ class ImageHandlers(_Handlers):
 
     async def delete_image(self, call: Call) -> api.Ack:
         """Remove an image that no task uses."""
-        self._s.require_ready()
-        await self._s.images.delete(digest_of(call), self._s.tasks.using)
+        services = self._ready
+        await services.images.delete(digest_of(call), services.tasks.using)
         return api.Ack(detail="deleted")
 
 
@@ -120,81 +124,74 @@ class AgentTaskHandlers(_Handlers):
 
     async def list_tasks(self, _: Call) -> api.Tasks:
         """List the tasks."""
-        self._s.require_ready()
-        return api.Tasks(tasks=self._s.tasks.all())
+        return api.Tasks(tasks=self._ready.tasks.all())
 
     async def put_task(self, call: Call) -> api.TaskStatus:
         """Create a task, or update it to a newer generation."""
-        self._s.require_ready()
+        services, task_id = self._ready, task_id_of(call)
         spec: api.TaskSpec = call.body
-        check_raw(call.peer, task_id_of(call), spec)
-        what = f"task {task_id_of(call)}"
-        check_given(call.peer, what, spec.generation, spec.epoch, self._s.contact.term)
-        self._s.contact.check_command(
-            task_id_of(call), spec, *_record_contact(self._s, call, spec.epoch)
-        )
-        return await self._s.tasks.put(task_id_of(call), spec)
+        check_raw(call.peer, task_id, spec)
+        term = services.contact.term
+        check_given(call.peer, f"task {task_id}", spec.generation, spec.epoch, term)
+        services.contact.check_command(task_id, spec, *_record_contact(services, call, spec.epoch))
+        return await services.tasks.put(task_id, spec)
 
     async def get_task(self, call: Call) -> api.TaskStatus:
         """Show a task."""
-        self._s.require_ready()
-        return self._s.tasks.get(task_id_of(call))
+        return self._ready.tasks.get(task_id_of(call))
 
     async def delete_task(self, call: Call) -> api.TaskStatus:
         """Stop and remove a task."""
-        self._s.require_ready()
-        generation, epoch = version_of(call, self._s.contact.term)
+        services = self._ready
+        generation, epoch = version_of(call, services.contact.term)
         is_repair = call.peer.role == "local" and epoch is None
-        latest = self._s.contact.request_epoch if is_repair else None
-        return await self._s.tasks.delete(
+        latest = services.contact.request_epoch if is_repair else None
+        return await services.tasks.delete(
             task_id_of(call), generation, epoch, control_plane_epoch=latest
         )
 
     async def restart_task(self, call: Call) -> api.TaskStatus:
         """Restart a task."""
-        self._s.require_ready()
-        generation, epoch = version_of(call, self._s.contact.term)
+        services = self._ready
+        generation, epoch = version_of(call, services.contact.term)
         task_id = task_id_of(call)
-        spec = self._s.tasks.record(task_id).spec
-        self._s.contact.check_command(task_id, spec, *_record_contact(self._s, call, epoch or 0))
-        return await self._s.tasks.restart(task_id, generation, epoch)
+        spec = services.tasks.record(task_id).spec
+        services.contact.check_command(task_id, spec, *_record_contact(services, call, epoch or 0))
+        return await services.tasks.restart(task_id, generation, epoch)
 
     async def resize_task(self, call: Call) -> api.TaskStatus:
         """Change the resources of a task while it runs."""
-        self._s.require_ready()
-        what, resize = f"task {task_id_of(call)}", call.body
-        check_given(call.peer, what, resize.generation, resize.epoch, self._s.contact.term)
-        return await self._s.tasks.resize(task_id_of(call), resize)
+        services, task_id, resize = self._ready, task_id_of(call), call.body
+        term = services.contact.term
+        check_given(call.peer, f"task {task_id}", resize.generation, resize.epoch, term)
+        return await services.tasks.resize(task_id, resize)
 
     async def get_usage(self, _: Call) -> Usages:
         """Show what each task uses."""
-        self._s.require_ready()
-        return await self._s.usage()
+        return await self._ready.usage()
 
     async def task_logs(self, call: Call) -> AsyncIterator[bytes]:
         """Stream the output of a task, or of its latest ended run."""
-        self._s.require_ready()
-        task_id = task_id_of(call)
-        lines = self._s.logs.read(
-            _run_of(self._s, task_id, previous=call.flag("previous")),
-            follow=call.flag("follow") and self._s.tasks.knows(task_id),
+        services, task_id = self._ready, task_id_of(call)
+        lines = services.logs.read(
+            _run_of(services, task_id, previous=call.flag("previous")),
+            follow=call.flag("follow") and services.tasks.knows(task_id),
             since=call.number("since"),
             tail=call.whole("tail"),
         )
-        return lines if self._s.tasks.knows(task_id) else await _some(lines, task_id)
+        return lines if services.tasks.knows(task_id) else await _some(lines, task_id)
 
     async def get_unit(self, call: Call) -> UnitShown:
         """Show the systemd unit of a task."""
-        self._s.require_ready()
-        return await self._s.unit_view.show(self._s.tasks.record(task_id_of(call)))
+        services = self._ready
+        return await services.unit_view.show(services.tasks.record(task_id_of(call)))
 
     async def exec_task(self, call: Call) -> Talk:
         """Run a command in a task's sandbox."""
-        self._s.require_ready()
-        task_id, request = task_id_of(call), request_of(call)
-        record = self._s.tasks.running(task_id)
+        services, task_id, request = self._ready, task_id_of(call), request_of(call)
+        record = services.tasks.running(task_id)
         check_raw(call.peer, task_id, record.spec)
-        return lambda duplex: self._s.sessions.talk(record, request, duplex)
+        return lambda duplex: services.sessions.talk(record, request, duplex)
 
 
 class HostHandlers(_Handlers):
@@ -209,13 +206,13 @@ class HostHandlers(_Handlers):
         spec: api.ProfileSpec = call.body
         check_given(call.peer, "the profile", spec.generation, spec.epoch, self._s.contact.term)
         latest = self._s.contact.request_epoch if call.peer.role == "local" else None
-        if self._s.profile.ask(spec, latest):
+        if await self._s.profile.ask(spec, latest):
             self._s.spawn(self._s.profile.apply())
-        return self._s.profile.status()
+        return await self._s.profile.status()
 
     async def get_profile(self, _: Call) -> api.ProfileStatus:
         """Show the state of the host profile."""
-        return self._s.profile.status()
+        return await self._s.profile.status()
 
     async def put_notices(self, call: Call) -> HostNotices:
         """Replace the notices of the host."""
@@ -233,33 +230,27 @@ class HostHandlers(_Handlers):
 
     async def get_accounts(self, _: Call) -> Accounts:
         """Compare the objects on the host with the records."""
-        self._s.require_ready()
-        return Accounts(accounts=await self._s.accounts.look())
+        return Accounts(accounts=await self._ready.accounts.look())
 
     async def repair_accounts(self, _: Call) -> Accounts:
         """Repair what differs between objects and records."""
-        self._s.require_ready()
-        return await self._s.accounts.repair()
+        return await self._ready.accounts.repair()
 
     async def collect_garbage(self, _: Call) -> Accounts:
         """Remove objects that nothing uses."""
-        self._s.require_ready()
-        return Accounts(accounts=[], done=await self._s.accounts.collect())
+        return Accounts(accounts=[], done=await self._ready.accounts.collect())
 
     async def list_volumes(self, _: Call) -> api.VolumeInfos:
         """List the volumes."""
-        self._s.require_ready()
-        return await self._s.volumes.all()
+        return await self._ready.volumes.all()
 
     async def snapshot_volume(self, call: Call) -> api.VolumeInfo:
         """Take a snapshot of a volume."""
-        self._s.require_ready()
-        return await self._s.volumes.snapshot(*volume_of(call), label_of(call))
+        return await self._ready.volumes.snapshot(*volume_of(call), label_of(call))
 
     async def remove_volume(self, call: Call) -> api.Ack:
         """Remove a volume that no task uses."""
-        self._s.require_ready()
-        await self._s.volumes.remove(*volume_of(call))
+        await self._ready.volumes.remove(*volume_of(call))
         return api.Ack(detail="removed")
 
     async def renew_identity(self, _: Call) -> api.Ack:
@@ -285,8 +276,7 @@ class HostHandlers(_Handlers):
 
     async def readyz(self, _: Call) -> api.Liveness:
         """Answer whether the tasks are loaded."""
-        self._s.require_ready()
-        return api.Liveness(ok=True, detail=f"{len(self._s.tasks.all())} tasks")
+        return api.Liveness(ok=True, detail=f"{len(self._ready.tasks.all())} tasks")
 
 
 class CredentialHandlers(_Handlers):
@@ -298,7 +288,7 @@ class CredentialHandlers(_Handlers):
 
     async def put_credential(self, call: Call) -> CredentialInfo:
         """Keep a credential in memory."""
-        self._s.require_ready()
+        credentials = self._ready.credentials
         assert call.stream is not None
         entitlement, name = credential_of(call)
         value = b""
@@ -306,12 +296,11 @@ class CredentialHandlers(_Handlers):
             value += chunk
             if len(value) > MOST_BYTES:
                 break
-        return self._s.credentials.put(entitlement, name, value)
+        return credentials.put(entitlement, name, value)
 
     async def delete_credential(self, call: Call) -> api.Ack:
         """Remove a credential."""
-        self._s.require_ready()
-        self._s.credentials.remove(*credential_of(call))
+        self._ready.credentials.remove(*credential_of(call))
         return api.Ack(detail="forgotten")
 
 

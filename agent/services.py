@@ -19,19 +19,20 @@ from agent.lease.fencing import FencingOwners, FencingTerm
 from agent.network.networks import Networks
 from agent.notices.notices import TaskNotices
 from agent.runtime.events import HostEvents
+from agent.runtime.offload import Lanes
 from agent.tasks.exec import Sessions
 from agent.tasks.shutdown import HostShutdown
 from agent.tasks.tasks import HostTasks
 from agent.tasks.unit_view import UnitView
 from agent.usage import Usages
 from agent.volumes.volume_service import VolumeService
-from wire.errors import Busy
 
 
 @dataclass(slots=True)
 class AgentServices:
     """The services that the API's handlers call."""
 
+    lanes: Lanes
     tasks: HostTasks
     images: HostImages
     logs: Logs
@@ -47,7 +48,7 @@ class AgentServices:
     profile: HostProfile
     facts: Callable[[], Awaitable[api.MachineFacts]]
     usage: Callable[[], Awaitable[Usages]]
-    pull: Callable[[api.ImagePull], Any]
+    pull: Callable[[api.ImagePull], Awaitable[api.ImageInfo]]
     """Fetches an image from the control plane that this host has joined."""
     accounts: HostInspector
     volumes: VolumeService
@@ -57,16 +58,11 @@ class AgentServices:
     """Fetches this host's next certificate."""
     uniqueness: CloneCheck
     """Checks whether another host has the same identity."""
-    last_term: FencingTerm | None = None
-    """The latest term of a control plane; None: callers are not checked against it."""
-    last_owners: FencingOwners | None = None
-    """The latest owner of each entitlement; None: owners are not checked."""
-    domain: Callable[[], str] = lambda: ""
+    last_term: FencingTerm
+    """The latest term of a control plane."""
+    last_owners: FencingOwners
+    """The latest owner of each entitlement."""
+    domain: Callable[[], str]
     """Returns the trust domain of this host, empty if it has joined no control plane."""
     ready: bool = False
     """Whether the agent has adopted the tasks of the host."""
-
-    def require_ready(self) -> None:
-        """Raise `Busy` until the agent has adopted the tasks of the host."""
-        if not self.ready:
-            raise Busy("the agent is still comparing its records with the host; try again")

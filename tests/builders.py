@@ -21,7 +21,8 @@ from agent.client import AgentClient
 from agent.config import AgentConfig
 from agent.daemon import Agent
 from agent.machine import HostAccess
-from agent.machine.fake import FakeMachine, ends_with
+from agent.machine.fake import FakeMachine
+from agent.machine.fake_programs import ends_with
 from agent.runtime.core.records import TaskRecord, key_of
 from agent.services import AgentServices
 from agent.tasks.core.lifecycle import SeenTask, SeenUnit

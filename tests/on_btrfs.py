@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from agent.machine import HostAccess, Property
 from agent.machine.btrfs import HostBtrfs
-from agent.machine.fake import Ended
 from agent.machine.fake_programs import python
+from agent.machine.fake_systemd import Ended
 
 
 def run(*argv: str) -> None:

@@ -7,7 +7,7 @@ Types between programs ignore them. Names of fields contain their units; None me
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, NewType
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -36,27 +36,21 @@ from agent.api.probes import ProbeKind as ProbeKind
 from agent.api.profile import ProfileSpec as ProfileSpec
 from agent.api.profile import ProfileState as ProfileState
 from agent.api.profile import ProfileStatus as ProfileStatus
-from agent.api.profile import ProfileSwitch as ProfileSwitch
 from agent.api.profile import SettingOutcome as SettingOutcome
-from agent.api.profile import SettingStatus as SettingStatus
-from agent.api.profile import SettingSwitch as SettingSwitch
 from agent.api.ranges import COUNT_MAX as COUNT_MAX
 from agent.api.ranges import DIGEST_PATTERN as DIGEST_PATTERN
-from agent.api.ranges import END, NO_NUL, NO_NUL_WORDS, Reported, Written
+from agent.api.ranges import END, NO_NUL, NO_NUL_WORDS, CpuWeight, Reported, Written
 from agent.api.ranges import ID_PATTERN as ID_PATTERN
 from agent.api.ranges import Argument as Argument
 from agent.api.ranges import Bytes as Bytes
 from agent.api.ranges import Count as Count
-from agent.api.ranges import CpuWeight as CpuWeight
 from agent.api.ranges import DigestStr as DigestStr
 from agent.api.ranges import EnvName as EnvName
 from agent.api.ranges import Few as Few
 from agent.api.ranges import HttpPath as HttpPath
 from agent.api.ranges import Id as Id
-from agent.api.ranges import Milliseconds as Milliseconds
 from agent.api.ranges import Moment as Moment
 from agent.api.ranges import Name as Name
-from agent.api.ranges import Port as Port
 from agent.api.ranges import Seconds as Seconds
 from agent.api.ranges import Share as Share
 from agent.api.ranges import StartPeriod as StartPeriod
@@ -74,15 +68,11 @@ from agent.api.root import Stdout as Stdout
 from agent.api.signing import ImageSignature as ImageSignature
 from agent.api.signing import ImageTrust as ImageTrust
 from agent.api.signing import NamedImage as NamedImage
-from agent.api.signing import Signatures as Signatures
 from agent.api.volumes import Volume as Volume
 from agent.api.volumes import VolumeInfo as VolumeInfo
 from agent.api.volumes import VolumeInfos as VolumeInfos
 from agent.api.volumes import VolumeKind as VolumeKind
 from agent.api.volumes import VolumeMap as VolumeMap
-
-TaskId = NewType("TaskId", str)
-Digest = NewType("Digest", str)
 
 
 class Limits(Written, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from agent import api
+from agent.config import is_port
 from wire.errors import InvalidInput
 from wire.toml_limits import parse_toml
 from wire.written import WRITTEN, plain
@@ -48,7 +49,7 @@ def combined(given: dict[str, Any]) -> dict[str, Any]:
 def _network(given: dict[str, Any]) -> dict[str, Any]:
     """Return the network settings of the options; empty without any."""
     pairs = [word.partition("=") for word in given["listen"]]
-    if wrong := [name for name, _, port in pairs if not port.isdigit()]:
+    if wrong := [name for name, _, port in pairs if not is_port(port)]:
         raise InvalidInput(f"--listen {wrong[0]!r} is not NAME=PORT", hint="--listen http=8080")
     asked: dict[str, Any] = {
         "mode": given["network"] if given["network"] != api.NetworkMode.HOST else "",

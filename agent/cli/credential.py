@@ -45,12 +45,10 @@ def put(config_path: Path | None, name: str, entitlement: str, file: BinaryIO) -
 def list_(config_path: Path | None, output: str) -> None:
     """List the credentials; their values are never shown."""
     found = call(config_path, lambda client: client.list_credentials())
-    if output == "json":
-        return show.json(found)
     rows = [
         (c.entitlement, c.name, str(c.size_bytes), show.age(c.put_at)) for c in found.credentials
     ]
-    return show.table(("ENTITLEMENT", "NAME", "BYTES", "AGE"), rows)
+    show.listing(output, found, ("ENTITLEMENT", "NAME", "BYTES", "AGE"), rows)
 
 
 @also(credential, "rm")

@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 def facts(config_path: Path | None, output: str) -> None:
     """Show the facts of this machine."""
     found = call(config_path, lambda c: c.get_machine())
-    if output == "json":
-        return show.json(found)
-    return show.table(
-        ("FACT", "VALUE"), [(k, _fact(k, v)) for k, v in msgspec.to_builtins(found).items()]
-    )
+    rows = [(k, _fact(k, v)) for k, v in msgspec.to_builtins(found).items()]
+    show.listing(output, found, ("FACT", "VALUE"), rows)
 
 
 def _fact(name: str, value: Any) -> str:

@@ -40,13 +40,11 @@ def image() -> None:
 def images(config_path: Path | None, output: str) -> None:
     """Show the images on this machine."""
     found = call(config_path, lambda c: c.list_images())
-    if output == "json":
-        return show.json(found)
     rows = [
         (i.digest, str(i.format), about_size(i.stream_bytes), ", ".join(i.tasks) or "-")
         for i in found.images
     ]
-    return show.table(("IMAGE", "FORMAT", "SIZE", "TASKS"), rows)
+    show.listing(output, found, ("IMAGE", "FORMAT", "SIZE", "TASKS"), rows)
 
 
 @also(image, "rm")
@@ -101,10 +99,8 @@ def image_pull(
     """
     if listed:
         found = call(config_path, lambda client: client.list_imports())
-        if output == "json":
-            return show.json(found)
         rows = [(i.name, show.age(i.began_at)) for i in found.images]
-        return show.table(("IMAGE", "FOR"), rows)
+        return show.listing(output, found, ("IMAGE", "FOR"), rows)
     if reference is None:
         raise InvalidInput("which image?", hint="image pull REGISTRY/REPOSITORY:TAG, or --list")
     if cancel:

@@ -68,7 +68,7 @@ def _write(layout: Path, name: str, tag: str, archive: Path) -> None:
     index = _read(layout / "index.json", name)
     listed = index.get("manifests")
     listed = [m for m in listed if isinstance(m, dict)] if isinstance(listed, list) else []
-    tags = {str(t): m for m in listed if (t := (m.get("annotations") or {}).get(TAG))}
+    tags = {found: m for m in listed if (found := _tag_of(m))}
     if tag and tag not in tags:
         known = ", ".join(sorted(tags)[:10]) or "none"
         raise InvalidInput(f"{name} has no image with the tag {tag!r}", hint=f"tags: {known}")
@@ -85,20 +85,28 @@ def _write(layout: Path, name: str, tag: str, archive: Path) -> None:
             document = {k: v for k, v in index.items() if k != "manifests"} | {"manifests": [kept]}
             chosen.write_text(json.dumps(document))
             _add(tar, chosen, "index.json")
-            wanted = {layout / "oci-layout", *_reached(layout, kept)}
+            wanted = {layout / "oci-layout"}
+            _add_blobs(layout, kept, wanted)
             paths = [path for path in paths if path in wanted]
         for path in paths:
             if path.is_file():
                 _add(tar, path, str(path.relative_to(layout)))
 
 
-def _reached(layout: Path, descriptor: dict[str, Any]) -> Iterator[Path]:
-    """Yield the blobs of an image, or of all images of an index."""
+def _tag_of(manifest: dict[str, Any]) -> str:
+    annotations = manifest.get("annotations")
+    return str(annotations.get(TAG) or "") if isinstance(annotations, dict) else ""
+
+
+def _add_blobs(layout: Path, descriptor: dict[str, Any], wanted: set[Path]) -> None:
+    """Add the blobs of an image, or of all images of an index; an index may contain itself."""
     algorithm, _, digits = str(descriptor.get("digest", "")).partition(":")
     path = layout / "blobs" / algorithm / digits
     if not digits.isalnum() or not algorithm.isalnum() or not path.is_file():
         return  # the agent reports the missing blob
-    yield path
+    if path in wanted:
+        return
+    wanted.add(path)
     kind = str(descriptor.get("mediaType", ""))
     if "manifest" in kind or "index" in kind:
         document: dict[str, Any] = {}
@@ -108,7 +116,7 @@ def _reached(layout: Path, descriptor: dict[str, Any]) -> Iterator[Path]:
             found = document.get(field)
             for inner in found if isinstance(found, list) else [found]:
                 if isinstance(inner, dict):
-                    yield from _reached(layout, inner)
+                    _add_blobs(layout, inner, wanted)
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:

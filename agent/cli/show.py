@@ -29,6 +29,16 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
         click.echo(text.rstrip())
 
 
+def listing(
+    output: str, value: Any, head: tuple[str, ...], rows: Sequence[tuple[str, ...]]
+) -> None:
+    """Print a value: as JSON, or as a table for people."""
+    if output == "json":
+        json(value)
+    else:
+        table(head, rows)
+
+
 def age(since: float | None) -> str:
     """Return the age of a moment in its largest unit; `-` for None."""
     if since is None:

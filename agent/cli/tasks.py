@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent import api
-from agent.api.unit import UnitShown
 from agent.cli import show
 from agent.cli.asked import checked, combined
 from agent.cli.image import image_of
@@ -147,8 +146,6 @@ def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **give
 def ps(config_path: Path | None, output: str) -> None:
     """Show all tasks of this machine."""
     tasks = call(config_path, lambda c: c.list_tasks())
-    if output == "json":
-        return show.json(tasks)
     rows = [
         (
             t.task_id,
@@ -161,7 +158,8 @@ def ps(config_path: Path | None, output: str) -> None:
         )
         for t in tasks.tasks
     ]
-    return show.table(("TASK", "STATE", "HEALTH", "RESTARTS", "AGE", "ENTITLEMENT", "REASON"), rows)
+    head = ("TASK", "STATE", "HEALTH", "RESTARTS", "AGE", "ENTITLEMENT", "REASON")
+    show.listing(output, tasks, head, rows)
 
 
 @click.command()
@@ -261,7 +259,9 @@ def show_task(config_path: Path | None, name: str, unit_wanted: bool, output: st
     With --unit: every property of its systemd unit, as requested and as in force.
     """
     if unit_wanted:
-        return _show_unit(call(config_path, lambda client: client.get_unit(name)), output)
+        unit = call(config_path, lambda client: client.get_unit(name))
+        properties = [(p.name, p.wanted, p.in_force) for p in unit.properties]
+        return show.listing(output, unit, ("PROPERTY", "WANTED", "IN FORCE"), properties)
 
     async def ask(client: AgentClient) -> tuple[api.TaskStatus, TaskUsage | None]:
         status = await client.get_task(name)
@@ -269,9 +269,12 @@ def show_task(config_path: Path | None, name: str, unit_wanted: bool, output: st
         return status, next((u for u in usage.tasks if u.task_id == name), None)
 
     status, usage = call(config_path, ask)
-    if output == "json":
-        return show.json({"task": status, "usage": usage})
-    rows = [
+    rows = _rows_of(status) + ([] if usage is None else _rows_of_usage(usage))
+    return show.listing(output, {"task": status, "usage": usage}, ("WHAT", "VALUE"), rows)
+
+
+def _rows_of(status: api.TaskStatus) -> list[tuple[str, str]]:
+    return [
         ("state", str(status.state)),
         ("health", str(status.health)),
         ("reason", status.reason or "-"),
@@ -287,29 +290,22 @@ def show_task(config_path: Path | None, name: str, unit_wanted: bool, output: st
         ("next start", _moment(status.next_start_at)),
         ("last end", _ending(status.last_exit)),
     ]
-    if usage is not None:
-        rows += [
-            ("cpu", f"{usage.cpu_s:.1f} s, throttled for {usage.throttled_s:.1f} s"),
-            (
-                "memory",
-                f"{about_size(usage.memory_bytes)}, at most {about_size(usage.memory_peak_bytes)}, "
-                f"{usage.oom_kills} OOM kills",
-            ),
-            (
-                "disk",
-                f"{about_size(usage.read_bytes)} read, {about_size(usage.written_bytes)} written",
-            ),
-            ("processes", str(usage.processes)),
-            ("waits for", _pressures(usage)),
-        ]
-    return show.table(("WHAT", "VALUE"), rows)
 
 
-def _show_unit(found: UnitShown, output: str) -> None:
-    if output == "json":
-        return show.json(found)
-    rows = [(p.name, p.wanted, p.in_force) for p in found.properties]
-    return show.table(("PROPERTY", "WANTED", "IN FORCE"), rows)
+def _rows_of_usage(usage: TaskUsage) -> list[tuple[str, str]]:
+    memory = f"{about_size(usage.memory_bytes)}, at most {about_size(usage.memory_peak_bytes)}"
+    disk = f"{about_size(usage.read_bytes)} read, {about_size(usage.written_bytes)} written"
+    pressures = (
+        f"cpu {usage.cpu_pressure:.0%}, memory {usage.memory_pressure:.0%}, disk "
+        f"{usage.io_pressure:.0%} over the last 10 s"
+    )
+    return [
+        ("cpu", f"{usage.cpu_s:.1f} s, throttled for {usage.throttled_s:.1f} s"),
+        ("memory", f"{memory}, {usage.oom_kills} OOM kills"),
+        ("disk", disk),
+        ("processes", str(usage.processes)),
+        ("waits for", pressures),
+    ]
 
 
 def _moment(at: float | None) -> str:
@@ -321,13 +317,6 @@ def _ending(end: api.Exit | None) -> str:
         return "-"
     how = f"exit code {end.code}" if end.code is not None else f"signal {end.signal or '-'}"
     return f"{show.when(end.at)}: {end.result}, {how}"
-
-
-def _pressures(usage: TaskUsage) -> str:
-    return (
-        f"cpu {usage.cpu_pressure:.0%}, memory {usage.memory_pressure:.0%}, disk "
-        f"{usage.io_pressure:.0%} over the last 10 s"
-    )
 
 
 @click.command()
@@ -348,8 +337,6 @@ def top(config_path: Path | None, interval: float, output: str) -> None:
         return first, await client.get_usage()
 
     first, last = call(config_path, read)
-    if output == "json":
-        return show.json(last)
     took_s = max(last.at_boot_s - first.at_boot_s, 1e-3)
     before = {u.task_id: u for u in first.tasks}
     rates = [(_rates(before.get(u.task_id, u), u, took_s), u) for u in last.tasks]
@@ -367,7 +354,7 @@ def top(config_path: Path | None, interval: float, output: str) -> None:
         for (cores, read, written), u in sorted(rates, key=lambda r: (-r[0][0], r[1].task_id))
     ]
     head = ("TASK", "CPUS", "WAITS", "MEMORY", "PEAK", "READ", "WRITTEN", "PROCESSES")
-    return show.table(head, rows)
+    show.listing(output, last, head, rows)
 
 
 def _rates(before: TaskUsage, after: TaskUsage, took_s: float) -> tuple[float, float, float]:

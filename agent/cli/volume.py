@@ -29,8 +29,6 @@ def volume() -> None:
 def volume_list(config_path: Path | None, output: str) -> None:
     """Show volumes and snapshots: usage, size, and the tasks that use them."""
     found = call(config_path, lambda c: c.list_volumes())
-    if output == "json":
-        return show.json(found)
     rows = [
         (
             v.entitlement or "-",
@@ -42,7 +40,8 @@ def volume_list(config_path: Path | None, output: str) -> None:
         )
         for v in found.volumes
     ]
-    return show.table(("ENTITLEMENT", "VOLUME", "KIND", "USED", "MOST", "TASKS"), rows)
+    head = ("ENTITLEMENT", "VOLUME", "KIND", "USED", "MOST", "TASKS")
+    show.listing(output, found, head, rows)
 
 
 @volume.command("snapshot")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from agent import api
@@ -49,7 +50,7 @@ class StatusWatch:
 
     async def news(self, wait_s: float = NEWS_S) -> None:
         """Wait for a new event, at most `wait_s`."""
-        asked = lambda: self._client.get_events(self._after, wait_s=wait_s)  # noqa: E731
+        asked = partial(self._client.get_events, self._after, wait_s=wait_s)
         self._after = (await _patiently(asked)).latest
 
     async def verdict(self, name: str, before: api.TaskStatus | None = None) -> api.TaskStatus:

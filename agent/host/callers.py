@@ -89,7 +89,7 @@ def authorize_with(
         user = local_user(request.transport)
         if user is not None:
             uid, gid = user
-            if uid == 0 or gid == _gid(socket_group) or uid in _members(socket_group):
+            if uid == 0 or _is_member(uid, gid, socket_group):
                 return Peer(name=f"local:{uid}", role="local", is_trusted=True)
             raise Forbidden(
                 f"user {uid} may not call {route.name}",
@@ -110,19 +110,12 @@ def authorize_with(
     return authorize
 
 
-def _gid(group: str) -> int | None:
+def _is_member(uid: int, gid: int, group: str) -> bool:
     try:
-        return grp.getgrnam(group).gr_gid
+        found = grp.getgrnam(group)
     except KeyError:
-        return None
-
-
-def _members(group: str) -> set[int]:
-    try:
-        names = grp.getgrnam(group).gr_mem
-    except KeyError:
-        return set()
-    return {uid for name in names if (uid := _uid(name)) is not None}
+        return False
+    return gid == found.gr_gid or uid in map(_uid, found.gr_mem)
 
 
 def _uid(user: str) -> int | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from agent.api import MachineFacts
 from agent.api.credentials import CONFIGURATION
@@ -45,35 +44,32 @@ class FactsReader:
         checks whether the agent lives must not wait for it.
         """
         self._systemd = self._systemd or self._machine.systemd.version()
-        facts = machine_facts(self._machine, name, self._state_dir, self._systemd)
-        if missing(self._own_init, self._machine.has_program):
-            return facts
-        return replace(facts, capabilities=[*facts.capabilities, CAPABILITY, NESTED])
+        hardware = self._machine.hardware()
+        size, free = self._machine.btrfs.free_bytes(Path(self._state_dir))
+        return MachineFacts(
+            machine_id=name or hardware.hostname,
+            boot_id=hardware.boot_id,
+            kernel=hardware.kernel,
+            cpu_model=hardware.cpu.model,
+            cpus=hardware.cpu.online,
+            sockets=hardware.cpu.sockets,
+            numa_nodes=hardware.cpu.numa_nodes,
+            memory_bytes=hardware.memory_bytes,
+            hugepages_bytes=hardware.hugepages_bytes,
+            disk_bytes=size,
+            disk_free_bytes=free,
+            nics=list(hardware.nics),
+            agent_version=agent_version(),
+            capabilities=self._capabilities(hardware.cgroup_controllers),
+            profiles=installed_profiles(),
+        )
 
-
-def machine_facts(machine: HostAccess, name: str, state_dir: str, systemd: int) -> MachineFacts:
-    """Return the facts of a machine with this version of systemd."""
-    hardware = machine.hardware()
-    size, free = machine.btrfs.free_bytes(Path(state_dir))
-    capabilities = [f"systemd-{systemd}", "btrfs", CONFIGURATION]
-    if hardware.cgroup_controllers:
-        capabilities += ["cgroup-v2", *(f"cgroup-{c}" for c in hardware.cgroup_controllers)]
-    if systemd >= 257:
-        capabilities.append("private-pids")
-    return MachineFacts(
-        machine_id=name or hardware.hostname,
-        boot_id=hardware.boot_id,
-        kernel=hardware.kernel,
-        cpu_model=hardware.cpu.model,
-        cpus=hardware.cpu.online,
-        sockets=hardware.cpu.sockets,
-        numa_nodes=hardware.cpu.numa_nodes,
-        memory_bytes=hardware.memory_bytes,
-        hugepages_bytes=hardware.hugepages_bytes,
-        disk_bytes=size,
-        disk_free_bytes=free,
-        nics=list(hardware.nics),
-        agent_version=agent_version(),
-        capabilities=capabilities,
-        profiles=installed_profiles(),
-    )
+    def _capabilities(self, controllers: Sequence[str]) -> list[str]:
+        found = [f"systemd-{self._systemd}", "btrfs", CONFIGURATION]
+        if controllers:
+            found += ["cgroup-v2", *(f"cgroup-{controller}" for controller in controllers)]
+        if self._systemd >= 257:
+            found.append("private-pids")
+        if not missing(self._own_init, self._machine.has_program):
+            found += [CAPABILITY, NESTED]
+        return found

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +16,16 @@ import msgspec
 
 from agent.api import ProfileSpec, ProfileState, ProfileStatus
 from agent.runtime.events import HostEvents
+from agent.runtime.offload import Lanes
 from agent.runtime.poll_timers import pause
 from agent.runtime.units import Units
+from wire import durable
 from wire.errors import Conflict, HostError, TwineError, Unprocessable
 
 log = logging.getLogger(__name__)
 
 UNIT = "twine-sidekick.service"
+LANE = "profile"
 DELIVERED = "profiles"
 """Folder in sidekick's state with profiles whose text came with a request."""
 SWITCH_TIMEOUT_S = 600.0
@@ -47,6 +49,7 @@ class HostProfile:
         self,
         units: Units,
         events: HostEvents,
+        lanes: Lanes,
         sidekick: Path,
         state: Path,
         boot_id: str,
@@ -64,6 +67,7 @@ class HostProfile:
         """Name, generation, state and installed profiles at the last event."""
         self._units = units
         self._events = events
+        self._lanes = lanes
         self._sidekick = sidekick
         self._state = state
         self._read: tuple[tuple[int, ...], ProfileStatus] | None = None
@@ -76,9 +80,12 @@ class HostProfile:
         """Whether a sidekick of ours runs, or may run; `adopt` checks it."""
         self._lock = asyncio.Lock()
 
-    def status(self) -> ProfileStatus:
+    async def status(self) -> ProfileStatus:
         """Return the profile of the host; during a switch, the state `applying`."""
-        reported = self._reported()
+        return self._combined(await self._lanes.run(LANE, self._reported))
+
+    def _combined(self, reported: ProfileStatus) -> ProfileStatus:
+        """Return the status with the last request, given what sidekick reported."""
         asked = self._asked
         if asked is None or (asked.name, asked.generation) == (reported.name, reported.generation):
             return reported
@@ -92,6 +99,7 @@ class HostProfile:
         )
 
     def _reported(self) -> ProfileStatus:
+        """Return sidekick's last report. Blocking: the file is on the disk of the state."""
         try:
             report = self._report(self._state / "status.json")
             return _checked(report, self._boot_id, self._uptime_s(), running=self._running)
@@ -113,13 +121,13 @@ class HostProfile:
         self._read = (which, report) if settled else None
         return report
 
-    def ask(self, spec: ProfileSpec, latest_epoch: int | None = None) -> bool:
+    async def ask(self, spec: ProfileSpec, latest_epoch: int | None = None) -> bool:
         """Accept a request; return whether there is anything to `apply`.
 
         Raises `Conflict` for a request that is too old. `latest_epoch` is that of the control
         plane; a profile in force with a later epoch is replaced (BUG-HT25).
         """
-        current = self.status()
+        current = await self.status()
         is_repair = latest_epoch is not None and current.epoch > latest_epoch
         is_old = (spec.epoch, spec.generation) < (current.epoch, current.generation)
         if is_old and not is_repair:
@@ -141,7 +149,7 @@ class HostProfile:
             if path.is_file() and path.read_bytes() == data:
                 return
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            _write(path, data)
+            durable.write(path, data, 0o644)
         except OSError as e:
             raise HostError(f"profile {spec.name} cannot be kept: {e.strerror}") from e
 
@@ -163,7 +171,7 @@ class HostProfile:
                 except TwineError as e:
                     log.warning("sidekick failed", extra={"why": str(e)})
                 self._running = False
-                self._add_event()
+                await self._add_event()
 
     async def apply(self) -> None:
         """Run sidekick for the latest request; its report has the outcome."""
@@ -182,9 +190,10 @@ class HostProfile:
                 log.warning("sidekick failed", extra={"profile": spec.name, "why": failure})
             finally:
                 self._running = False
+            reported = await self._lanes.run(LANE, self._reported)
             if self._asked is spec:
-                self._finish(failure)
-            self._add_event()
+                self._finish(spec, reported, failure)
+            await self._add_event()
 
     async def watch(self) -> None:
         """Add an event when the reported state changes without a request.
@@ -193,30 +202,33 @@ class HostProfile:
         profile that was installed or removed.
         """
         while True:
-            if not self._running and self._key() != self._last_event:
-                self._add_event()
+            if not self._running and (await self._key())[0] != self._last_event:
+                await self._add_event()
             await pause(WATCH_S)
 
-    def _add_event(self) -> None:
-        status = self.status()
-        self._last_event = self._key()
+    async def _add_event(self) -> None:
+        self._last_event, status = await self._key()
         self._events.add("profile", status.name, f"{status.state}: {status.detail}")
 
-    def _key(self) -> tuple[object, ...]:
-        status = self.status()
-        return status.name, status.generation, status.state, self._installed()
+    async def _key(self) -> tuple[tuple[object, ...], ProfileStatus]:
+        """Return what must not change without an event, and the status."""
+        reported, installed = await self._lanes.run(LANE, self._look)
+        status = self._combined(reported)
+        return (status.name, status.generation, status.state, installed), status
 
-    def _finish(self, failure: str) -> None:
-        reported, asked = self._reported(), self._asked
-        assert asked is not None
-        if (reported.name, reported.generation) == (asked.name, asked.generation):
+    def _look(self) -> tuple[ProfileStatus, tuple[str, ...]]:
+        """Return sidekick's last report, and the names of all profiles. Blocking."""
+        return self._reported(), self._installed()
+
+    def _finish(self, spec: ProfileSpec, reported: ProfileStatus, failure: str) -> None:
+        if (reported.name, reported.generation) == (spec.name, spec.generation):
             self._asked = None
         else:
             self._failure = failure or f"sidekick ended without a report; see journalctl -u {UNIT}"
 
     async def _run(self, spec: ProfileSpec) -> None:
         if spec.text:
-            await asyncio.to_thread(self._deliver, spec)
+            await self._lanes.run(LANE, self._deliver, spec)
         command = [
             str(self._sidekick),
             "apply-profile",
@@ -250,21 +262,6 @@ def _check_text(spec: ProfileSpec) -> None:
             f"profile {spec.name} is not taken: the digest of its text is {digest[:12]}…",
             hint="the received text does not match the requested digest",
         )
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace a file in one step and flush it to disk."""
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _checked(

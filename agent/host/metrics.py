@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from agent.api import Health, TaskSpec, TaskState, TaskStatus
-from agent.images.images import HostImages
+from agent.images.images import IMAGE_FILES, HostImages
 from agent.machine import Cgroups, Usage
 from agent.runtime.offload import Lanes
 from agent.tasks.prober import Prober
@@ -87,7 +87,7 @@ class AgentMetrics:
             specs={task_id: spec for task_id, spec in found if spec is not None},
             usages=usages,
             groups=groups,
-            images=len(self._images.all()),
+            images=len(await self._lanes.run(IMAGE_FILES, self._images.all)),
             probes=dict(self._prober.answers),
         )
         registry = CollectorRegistry()

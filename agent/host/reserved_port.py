@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
-from agent.machine.notify import keep, kept, let_go
+from agent.machine.notify import keep_descriptor, kept_descriptors, let_go
 from wire.errors import ConfigError
 
 NAME = "port"
@@ -36,7 +36,7 @@ def listen(address: tuple[str, int], backlog: int) -> socket.socket:
 
 def _hold(family: socket.AddressFamily, address: tuple[str, int]) -> None:
     """Store a socket for the port in systemd, unless there is one; drop one for another port."""
-    held = kept(NAME)
+    held = [socket.socket(fileno=fd) for fd in kept_descriptors(NAME)]
     ours = [s for s in held if s.family == family and s.getsockname()[:2] == address]
     for s in held:
         s.close()
@@ -45,7 +45,7 @@ def _hold(family: socket.AddressFamily, address: tuple[str, int]) -> None:
     if held:
         let_go(NAME)
     with _bound(family, address) as fresh:
-        keep(NAME, fresh)
+        keep_descriptor(NAME, fresh.fileno())
 
 
 def _bound(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import asdict
+
 from agent.api import NetworkMode, TaskSpec
 from agent.machine import Cgroups
 from agent.network.core.addresses import veth_of
@@ -45,23 +47,8 @@ class UsageReader:
             used = self._cgroups.read(cgroup_of(task_id, spec))
             if used is None:
                 continue
-            found.append(
-                TaskUsage(
-                    task_id=task_id,
-                    cpu_s=used.cpu_s,
-                    throttled_s=used.throttled_s,
-                    memory_bytes=used.memory_bytes,
-                    memory_peak_bytes=used.memory_peak_bytes,
-                    oom_kills=used.oom_kills,
-                    read_bytes=used.read_bytes,
-                    written_bytes=used.written_bytes,
-                    network_bytes=self._network_bytes(task_id, spec),
-                    processes=used.processes,
-                    cpu_pressure=used.cpu_pressure,
-                    memory_pressure=used.memory_pressure,
-                    io_pressure=used.io_pressure,
-                )
-            )
+            network = self._network_bytes(task_id, spec)
+            found.append(TaskUsage(task_id=task_id, network_bytes=network, **asdict(used)))
         return Usages(at_boot_s=at, tasks=found, energy_j=self._energy_j())
 
     def _network_bytes(self, task_id: str, spec: TaskSpec) -> int | None:

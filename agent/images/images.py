@@ -47,6 +47,8 @@ from wire.errors import Conflict, HostError, NotFound, Unprocessable, Unreachabl
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 20
+IMAGE_FILES = "image files"
+"""Lane that reads the files of images for requests. A disk that hangs delays only these."""
 IDLE_S = 60.0
 """Seconds without data after which a stream is given up; the sender can begin again."""
 

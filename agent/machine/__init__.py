@@ -6,6 +6,7 @@ a whole machine in memory that passes the same contract tests.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -329,10 +330,6 @@ class Observed(msgspec.Struct, frozen=True):
     """Mount points below the given folders, without the folders themselves."""
 
 
-def _nothing(_state: Path, _run: Path) -> Observed:
-    return Observed()
-
-
 class NetworkAccess(Protocol):
     """The host's network, which a separate program with more rights changes."""
 
@@ -354,6 +351,14 @@ def boottime_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL or SIGRTMIN+6 (signal(7))."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+
+
 class HostAccess(msgspec.Struct, frozen=True, kw_only=True):
     """One host: the real one (`real.real_machine`) or one in memory (`fake.FakeMachine`)."""
 
@@ -373,5 +378,5 @@ class HostAccess(msgspec.Struct, frozen=True, kw_only=True):
     """Returns whether the host has an executable program at a path."""
     host_text: Callable[[str], str]
     """Returns a file of the host's configuration, empty if there is none."""
-    observe: Callable[[Path, Path], Observed] = _nothing
+    observe: Callable[[Path, Path], Observed]
     """Returns the kernel objects of Twine, given the state folder and the run folder."""

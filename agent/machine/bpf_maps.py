@@ -8,12 +8,12 @@ has maps, and nothing reaches the real one.
 from __future__ import annotations
 
 import ctypes
-import os
 import struct
 from pathlib import Path
 
 from agent.machine import bpf
 from agent.machine.bpf import PINNED
+from agent.machine.descriptors import closing
 from agent.machine.kernelfs import KernelFs
 from wire.errors import KernelFileError
 
@@ -32,18 +32,14 @@ def find_value(fs: KernelFs, name: str, key: int) -> int | None:
         return _recorded(fs, name).get(key)
     fs.noticed(name, 0, b"")  # marks the read as one that a recorded look cannot repeat
     try:
-        fd = _opened(name)
+        with closing(bpf.opened(f"{PINNED}/{name}")) as fd:
+            kind, size = _shape(fd)
+            if kind != ARRAY or size not in NUMBER_SIZES:
+                return None
+            found = _element(bpf.BpfCommand.MAP_LOOKUP, fd, key, bytes(size))
     except OSError:
         return None
-    try:
-        kind, size, _ = _shape(fd)
-        if kind != ARRAY or size not in NUMBER_SIZES:
-            return None
-        return int.from_bytes(_element(bpf.BpfCommand.MAP_LOOKUP, fd, key, bytes(size)), "little")
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+    return int.from_bytes(found, "little")
 
 
 def set_value(fs: KernelFs, name: str, key: int, value: int) -> None:
@@ -53,11 +49,8 @@ def set_value(fs: KernelFs, name: str, key: int, value: int) -> None:
         fs.write(f"{RECORDED}/{name}", "".join(f"{k} {v}\n" for k, v in known.items()))
         return
     try:
-        fd = _opened(name)
-        try:
+        with closing(bpf.opened(f"{PINNED}/{name}")) as fd:
             _element(bpf.BpfCommand.MAP_UPDATE, fd, key, value.to_bytes(_shape(fd)[1], "little"))
-        finally:
-            os.close(fd)
     except (OSError, OverflowError) as e:
         why = (
             "it does not fit into a value of the map"
@@ -67,14 +60,10 @@ def set_value(fs: KernelFs, name: str, key: int, value: int) -> None:
         raise KernelFileError(f"cannot set key {key} of map {name} to {value}: {why}") from e
 
 
-def _opened(name: str) -> int:
-    return bpf.opened(f"{PINNED}/{name}")
-
-
-def _shape(fd: int) -> tuple[int, int, int]:
-    """Return type, size of a value and number of keys of a map."""
-    kind, _, _, size, keys, _ = struct.unpack("=6I", bpf.described(fd, 24))
-    return kind, size, keys
+def _shape(fd: int) -> tuple[int, int]:
+    """Return type and size of a value of a map."""
+    kind, _, _, size = struct.unpack("=4I", bpf.described(fd, 16))
+    return kind, size
 
 
 def _element(command: bpf.BpfCommand, fd: int, key: int, value: bytes) -> bytes:

@@ -17,6 +17,7 @@ from pathlib import Path
 import btrfsutil
 
 from agent.machine import QuotaMode, Space, Subvolume, qgroups
+from agent.machine.descriptors import opened_folder
 from wire.errors import BtrfsError, Conflict, NotBtrfs
 
 SUBVOLUME_INODE = 256
@@ -137,32 +138,23 @@ class HostBtrfs:
         Calls syncfs(2) in the C library: Python does not have it, and libbtrfsutil names it
         differently in different releases.
         """
-        with _translated(f"cannot sync the file system of {path}"):
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                if _LIBC.syncfs(fd):
-                    raise OSError(ctypes.get_errno(), "syncfs")
-            finally:
-                os.close(fd)
+        with _translated(f"cannot sync the file system of {path}"), opened_folder(path) as fd:
+            if _LIBC.syncfs(fd):
+                raise OSError(ctypes.get_errno(), "syncfs")
 
 
-_FS_INFO = 0x8400941F
-"""BTRFS_IOC_FS_INFO; the file system's UUID is at byte 16 (include/uapi/linux/btrfs.h)."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def _is_on_btrfs(folder: Path) -> bool:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.ioctl(fd, _FS_INFO, bytes(1024))
+        with opened_folder(folder) as fd:
+            fcntl.ioctl(fd, qgroups.FS_INFO, bytes(1024))
     except OSError as e:
         if e.errno == errno.ENOTTY:
             return False
         raise
-    else:
-        return True
-    finally:
-        os.close(fd)
+    return True
 
 
 def _is_subvolume(path: Path) -> bool:

@@ -140,7 +140,7 @@ class Bus:
                 raise DBusError(code, error.name, error.message)
         finally:
             held.sd_bus_error_free(byref(error))
-        answer.process_reply(False)
+        answer.process_reply()
         return answer
 
 
@@ -174,9 +174,8 @@ class Message:
         found: bytes | None = _library().held.sd_bus_message_get_path(self.pointer)
         return found or b""
 
-    def process_reply(self, with_headers: bool) -> None:
+    def process_reply(self) -> None:
         """Decode the message into `body`: one value, a list of several, or None."""
-        assert not with_headers, "no caller here uses them"
         values = _BusReader(self.pointer).values()
         self.body = values if len(values) > 1 else values[0] if values else None
 

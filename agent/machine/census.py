@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agent.machine import Observed
 from agent.machine.kernelfs import KernelFs
+from agent.machine.mounts import read_mounts
 
 _VETH = re.compile(r"tw[0-9a-f]{11}")
 _UNIT = re.compile(r"twine-(task|step|in)-.*\.service")
@@ -45,12 +46,6 @@ def _cgroups(fs: KernelFs) -> set[str]:
 
 
 def _mounts(fs: KernelFs, tops: tuple[Path, ...]) -> set[str]:
-    """Return mount points of this process's namespace (proc(5), mountinfo, field 5)."""
-    found = set()
-    for line in (fs.find("/proc/self/mountinfo") or "").splitlines():
-        fields = line.split(" ")
-        if len(fields) > 4:
-            point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[4])
-            if any(point.startswith(f"{top}/") for top in tops):
-                found.add(point)
-    return found
+    """Return the mount points of this process's namespace below folders."""
+    points = (mount.point for mount in read_mounts(fs))
+    return {point for point in points if any(point.startswith(f"{top}/") for top in tops)}

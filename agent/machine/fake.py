@@ -28,21 +28,10 @@ from agent.machine import (
 )
 from agent.machine.fake_btrfs import GIB, FakeBtrfs
 from agent.machine.fake_network import FakeNetwork
-from agent.machine.fake_programs import PROGRAMS, btrfs, ends_with
-from agent.machine.fake_systemd import Ended, FakeSystemd, Program
+from agent.machine.fake_programs import PROGRAMS, btrfs
+from agent.machine.fake_systemd import Ended, FakeSystemd
 from wire.cpus import Core, listed
 from wire.errors import ProgramError
-
-__all__ = [
-    "HARDWARE",
-    "Ended",
-    "FakeBtrfs",
-    "FakeMachine",
-    "FakeProcesses",
-    "FakeSystemd",
-    "Program",
-    "ends_with",
-]
 
 HARDWARE = HostHardware(
     cpu=Cpu(model="Fake CPU", online=2, sockets=1, numa_nodes=1),

@@ -14,7 +14,7 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from agent.machine import Property, UnitListener, UnitState
+from agent.machine import Property, UnitListener, UnitState, signal_name
 from agent.machine.unit_properties import encode
 from wire.errors import Conflict, SystemdError
 
@@ -126,7 +126,7 @@ class FakeSystemd:
             has_process = found is not None and found.state.main_pid
         if not has_process or signal in _HARMLESS:
             return
-        name = _signal_name(signal)
+        name = signal_name(signal)
         if name != "SIGTERM" or unit not in self.ignores_term:
             self._end(unit, Ended(code=None, signal=name))
 
@@ -359,10 +359,3 @@ def _refusal(name: str, value: Property) -> str:
     if any({*parts} & {"", ".", ".."} for parts in paths):
         return f"Invalid {name}"
     return ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"

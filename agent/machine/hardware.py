@@ -32,7 +32,7 @@ def read_hardware(fs: KernelFs) -> HostHardware:
         boot_id=_proc(fs, "/proc/sys/kernel/random/boot_id"),
         hostname=_proc(fs, "/proc/sys/kernel/hostname"),
         nics=tuple(name for name in fs.names("/sys/class/net") if _is_nic(fs, name)),
-        hugepages_bytes=hugepages_bytes(fs),
+        hugepages_bytes=sum(size * count for size, count in read_hugepages(fs).items()),
         page_bytes=os.sysconf("SC_PAGESIZE"),
         cgroup_controllers=tuple((fs.find("/sys/fs/cgroup/cgroup.controllers") or "").split()),
     )
@@ -50,13 +50,16 @@ def _cpu(fs: KernelFs) -> Cpu:
     # A CPU that is offline has no topology folder (Documentation/admin-guide/cputopology.rst).
     packages = [fs.find(f"{CPUS}/{name}/topology/physical_package_id") for name in names]
     online = fs.find(f"{CPUS}/online")
-    nodes = [name for name in fs.names(NODES) if re.fullmatch(r"node\d+", name)]
     return Cpu(
         model=_cpu_model(fs),
         online=len(numbers(online)) if online else max(1, len(names)),
         sockets=max(1, len({package for package in packages if package is not None})),
-        numa_nodes=max(1, len(nodes)),
+        numa_nodes=max(1, len(_nodes(fs))),
     )
+
+
+def _nodes(fs: KernelFs) -> list[str]:
+    return [name for name in fs.names(NODES) if re.fullmatch(r"node\d+", name)]
 
 
 def read_cores(fs: KernelFs) -> tuple[Core, ...]:
@@ -72,8 +75,7 @@ def read_cores(fs: KernelFs) -> tuple[Core, ...]:
     usable -= set(numbers(fs.find(f"{CPUS}/isolated") or ""))
     nodes = {
         cpu: int(name.removeprefix("node"))
-        for name in fs.names(NODES)
-        if re.fullmatch(r"node\d+", name)
+        for name in _nodes(fs)
         for cpu in numbers(fs.find(f"{NODES}/{name}/cpulist") or "")
     }
     cores: dict[tuple[int, ...], list[int]] = {}
@@ -135,11 +137,6 @@ def read_hugepages(fs: KernelFs) -> dict[int, int]:
         if size and pages is not None:
             found[int(size[1]) * 1024] = int(pages)
     return found
-
-
-def hugepages_bytes(fs: KernelFs) -> int:
-    """Return how many bytes of memory are reserved as huge pages."""
-    return sum(size * count for size, count in read_hugepages(fs).items())
 
 
 def _is_nic(fs: KernelFs, name: str) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from agent.machine.descriptors import closing
 from wire.errors import KernelFileError
 
 _MOST = 16_384
@@ -61,11 +62,8 @@ class KernelFs(msgspec.Struct, frozen=True):
         O_CREAT is not used: a missing attribute must fail in tests as it does in the kernel.
         """
         try:
-            fd = os.open(self._place(path), os.O_WRONLY | os.O_TRUNC)
-            try:
+            with closing(os.open(self._place(path), os.O_WRONLY | os.O_TRUNC)) as fd:
                 os.write(fd, value.encode())
-            finally:
-                os.close(fd)
         except OSError as e:
             raise KernelFileError(
                 f"cannot set {path} to {value!r}: {e.strerror}",
@@ -84,11 +82,8 @@ class KernelFs(msgspec.Struct, frozen=True):
     def find_at(self, path: str, offset: int, size: int) -> bytes | None:
         """Return `size` bytes at an offset of a binary file, None if they cannot be read."""
         try:
-            fd = os.open(self._place(path), os.O_RDONLY)
-            try:
+            with closing(os.open(self._place(path), os.O_RDONLY)) as fd:
                 found = os.pread(fd, size, offset)
-            finally:
-                os.close(fd)
         except OSError:
             return None
         return found if len(found) == size else None

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
 from agent.machine.beneath import open_file, open_folder
+from agent.machine.descriptors import closing, opened_folder
 from agent.machine.layer_stream import CHUNK, Hashing, uncompressed
 from wire.errors import TwineError, Unprocessable
 
@@ -54,15 +55,6 @@ _REFUSALS = (
     ValueError,  # for instance a name with a zero byte
     OverflowError,  # a number that no file can have
 )
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedLayer:
-    """Counts and digest of an applied layer."""
-
-    entries: int
-    file_bytes: int
-    diff_id: str
 
 
 def main(
@@ -102,7 +94,7 @@ def apply(
     tree: str,
     *,
     owners: bool = True,
-) -> AppliedLayer:
+) -> None:
     """Apply the layer in `blob` below `folder` to the folder `tree`.
 
     Without `owners` all files belong to the caller: for tests without root. Raises
@@ -117,16 +109,11 @@ def apply(
         file.seek(0)
         with uncompressed(file, compression) as plain:
             hashing = Hashing(plain)
-            root = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                applier = _Applier(root, owners=owners)
-                applier.run(hashing)
-            finally:
-                os.close(root)
+            with opened_folder(tree) as root:
+                _Applier(root, owners=owners).run(hashing)
             hashing.finish()
     if hashing.digest != diff_id:
         raise Unprocessable(f"the uncompressed content has digest {hashing.digest}, not {diff_id}")
-    return AppliedLayer(applier.entries, applier.file_bytes, hashing.digest)
 
 
 @dataclass(slots=True)
@@ -134,7 +121,6 @@ class _Applier:
     root: int
     owners: bool
     entries: int = 0
-    file_bytes: int = 0
     _made: set[tuple[int, str]] = field(default_factory=set)
     """Folder (inode) and name of each entry that this layer made: its whiteouts keep these."""
     _times: dict[str, int] = field(default_factory=dict)
@@ -154,8 +140,8 @@ class _Applier:
                 if e.errno in (errno.ENOENT, errno.ENOTDIR):
                     continue  # removed by a later entry
                 raise
-            os.utime(fd, ns=(at, at))
-            os.close(fd)
+            with closing(fd):
+                os.utime(fd, ns=(at, at))
 
     def _entries(self, tar: tarfile.TarFile) -> None:
         while (member := tar.next()) is not None:
@@ -177,11 +163,8 @@ class _Applier:
                 self._folder_at(self.root, member)
                 self._times[""] = _when(member)
             return
-        parent = self._parent(parts[:-1])
-        try:
+        with closing(self._parent(parts[:-1])) as parent:
             self._into(tar, member, parent, parts)
-        finally:
-            os.close(parent)
 
     def _into(
         self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, parts: list[str]
@@ -209,12 +192,10 @@ class _Applier:
             return open_folder(self.root, "/".join(parts))
         except FileNotFoundError:
             above = self._parent(parts[:-1])
-        try:
+        with closing(above):
             os.mkdir(parts[-1], 0o755, dir_fd=above)
             self._made.add((os.fstat(above).st_ino, parts[-1]))
             return open_folder(above, parts[-1])
-        finally:
-            os.close(above)
 
     def _take_away(self, parent: int, name: str) -> None:
         """Remove the entry of lower layers at a name; entries of this layer stay."""
@@ -227,13 +208,10 @@ class _Applier:
             if not ours:
                 os.unlink(name, dir_fd=parent)
             return
-        fd = os.open(name, _FOLDER, dir_fd=parent)
-        try:
+        with closing(os.open(name, _FOLDER, dir_fd=parent)) as fd:
             for child in os.listdir(fd):
                 self._take_away(fd, child)
             empty = not os.listdir(fd)
-        finally:
-            os.close(fd)
         if empty and not ours:
             os.rmdir(name, dir_fd=parent)
 
@@ -263,11 +241,8 @@ class _Applier:
         if member.isdir():
             if not kept:
                 os.mkdir(name, 0o700, dir_fd=parent)
-            fd = os.open(name, _FOLDER, dir_fd=parent)
-            try:
+            with closing(os.open(name, _FOLDER, dir_fd=parent)) as fd:
                 self._folder_at(fd, member, fresh=not kept)
-            finally:
-                os.close(fd)
         elif member.issym():
             os.symlink(member.linkname, name, dir_fd=parent)
             if self.owners:
@@ -276,9 +251,8 @@ class _Applier:
             os.utime(name, ns=(at, at), dir_fd=parent, follow_symlinks=False)
         elif member.isfifo():
             os.mkfifo(name, 0o600, dir_fd=parent)
-            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _SAFE, dir_fd=parent)
-            self._finish(fd, member)
-            os.close(fd)
+            with closing(os.open(name, os.O_RDONLY | os.O_NONBLOCK | _SAFE, dir_fd=parent)) as fd:
+                self._finish(fd, member)
         else:
             self._file(tar, member, parent, name)
         return None
@@ -286,25 +260,21 @@ class _Applier:
     def _file(self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
         pieces = _pieces(member)
         data = cast(Any, tar.extractfile(member)).raw  # its buffer cannot seek in a stream
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=parent)
-        try:
+        new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
+        with closing(os.open(name, new, 0o600, dir_fd=parent)) as fd:
             for at, left in pieces:
                 data.seek(at)  # skips holes, which tarfile would fill with zeros
                 while chunk := data.read(min(left, CHUNK)):
                     _write(fd, chunk, at)
                     at, left = at + len(chunk), left - len(chunk)
             os.ftruncate(fd, member.size)
-            self.file_bytes += member.size
             self._finish(fd, member)
-        finally:
-            os.close(fd)
 
     def _link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
         target = _parts(member.linkname)
         if not target:
             raise Unprocessable(f"{member.name!r} is a hard link to something that is not a file")
-        folder = open_folder(self.root, "/".join(target[:-1]))
-        try:
+        with closing(open_folder(self.root, "/".join(target[:-1]))) as folder:
             there = os.stat(target[-1], dir_fd=folder, follow_symlinks=False)
             if stat.S_ISDIR(there.st_mode):
                 raise Unprocessable(f"{member.name!r} is a hard link to a folder")
@@ -312,8 +282,6 @@ class _Applier:
                 return
             self._clear(parent, name, keep_folder=False)
             os.link(target[-1], name, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False)
-        finally:
-            os.close(folder)
 
     def _folder_at(self, fd: int, member: tarfile.TarInfo, *, fresh: bool = True) -> None:
         if not fresh:

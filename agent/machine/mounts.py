@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from agent.machine.descriptors import closing
 from agent.machine.kernelfs import KernelFs
 from wire.errors import KernelFileError
 
@@ -87,30 +88,22 @@ class HostMounts:
     def set_atime(self, mount: Mount, mode: str) -> None:
         """Change the access time flags of this mount only."""
         attr = _MountAttr(attr_set=_ATIMES[mode], attr_clr=_ATIME_BITS)
-        fd = _opened(mount)
-        try:
+        with closing(_opened(mount)) as fd:
             size = ctypes.c_size_t(ctypes.sizeof(attr))
             arguments = fd, b"", _EMPTY_PATH, ctypes.byref(attr), size
             _call(f"set {mode} at {mount.point}", _MOUNT_SETATTR, *arguments)
-        finally:
-            os.close(fd)
 
     def set_option(self, mount: Mount, key: str, value: str | None) -> None:
         """Change one option of the file system; all others do not change."""
         shown = key if value is None else f"{key}={value}"
         what = f"set {shown} at {mount.point}"
-        fd = _opened(mount)
-        try:
+        with closing(_opened(mount)) as fd:
             context = _call(what, _FSPICK, fd, b"", _FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH)
-        finally:
-            os.close(fd)
-        try:
+        with closing(context):
             command = _SET_FLAG if value is None else _SET_STRING
             text = None if value is None else value.encode()
             _call(what, _FSCONFIG, context, command, key.encode(), text, 0)
             _call(what, _FSCONFIG, context, _RECONFIGURE, None, None, 0)
-        finally:
-            os.close(context)
 
 
 def _opened(mount: Mount) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from agent.machine.descriptors import closing
 from agent.machine.kernelfs import KernelFs
 from wire.errors import KernelFileError
 
@@ -21,11 +22,8 @@ def find_msr(fs: KernelFs, cpu: int, register: int) -> int | None:
 def write_msr(fs: KernelFs, cpu: int, register: int, value: int) -> None:
     """Set a register of one processor."""
     try:
-        fd = os.open(fs.path(_path(cpu)), os.O_WRONLY)
-        try:
+        with closing(os.open(fs.path(_path(cpu)), os.O_WRONLY)) as fd:
             os.pwrite(fd, value.to_bytes(8, "little"), register)
-        finally:
-            os.close(fd)
     except OSError as e:
         raise KernelFileError(
             f"cannot set register {register:#x} of processor {cpu}: {e.strerror}",

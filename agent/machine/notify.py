@@ -14,11 +14,6 @@ def notify(*lines: str) -> None:
     _send(lines, [])
 
 
-def keep(name: str, held: socket.socket) -> None:
-    """Store a socket in systemd for the next start of this service."""
-    keep_descriptor(name, held.fileno())
-
-
 def keep_descriptor(name: str, fd: int) -> None:
     """Store a descriptor in systemd for the next start of this service (FDSTORE=1).
 
@@ -31,11 +26,6 @@ def keep_descriptor(name: str, fd: int) -> None:
 def let_go(name: str) -> None:
     """Make systemd close the descriptors stored under a name."""
     _send(("FDSTOREREMOVE=1", f"FDNAME={name}"), [])
-
-
-def kept(name: str) -> list[socket.socket]:
-    """Return the sockets stored under a name, as new descriptors."""
-    return [socket.socket(fileno=fd) for fd in kept_descriptors(name)]
 
 
 def kept_descriptors(name: str) -> list[int]:

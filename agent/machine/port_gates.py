@@ -22,6 +22,7 @@ from pathlib import Path
 
 from agent.machine import bpf
 from agent.machine.bpf import BpfCommand
+from agent.machine.descriptors import closing, opened_folder
 from agent.netplan import BOUND, GATES, gate_of
 from wire.errors import HostError
 
@@ -91,11 +92,8 @@ def _make(path: Path, ports: Collection[int]) -> None:
         for half in (_BY_SYSTEMD, _BY_US):
             if (path / f"{kind}{half}").exists():
                 continue
-            fd = _loaded(kind, ports)
-            try:
+            with closing(_loaded(kind, ports)) as fd:
                 bpf.pin(fd, str(path / f"{kind}{half}"))
-            finally:
-                os.close(fd)
 
 
 def _loaded(kind: str, ports: Collection[int]) -> int:
@@ -127,28 +125,24 @@ def hold(cgroup: Path, ports: Collection[int], folder: Path = Path(GATES)) -> bo
     Idempotent. The gate stays as long as the cgroup. Raises `HostError`.
     """
     try:
-        fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
+        opened = opened_folder(cgroup)
     except FileNotFoundError:
         return False
     try:
-        for kind in BOUND:
-            _attach(fd, kind, folder / gate_of(ports) / f"{kind}{_BY_US}")
+        with opened as fd:
+            for kind in BOUND:
+                _attach(fd, kind, folder / gate_of(ports) / f"{kind}{_BY_US}")
     except OSError as e:
         raise HostError(f"cannot restrict {cgroup} to its ports: {e.strerror}") from e
-    finally:
-        os.close(fd)
     return True
 
 
 def _attach(cgroup: int, kind: str, pinned: Path) -> None:
-    fd = bpf.opened(str(pinned))
-    try:
+    with closing(bpf.opened(str(pinned))) as fd:
         (own,) = struct.unpack_from("=4xI", bpf.described(fd, 8))  # type, id
         if own not in attached(cgroup, kind):
             attributes = struct.pack("=4I", cgroup, fd, _ATTACH_TYPE[kind], _ALLOW_MULTI)
             bpf.call(BpfCommand.PROG_ATTACH, attributes)
-    finally:
-        os.close(fd)
 
 
 def attached(cgroup: int, kind: str) -> list[int]:

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
 import struct
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from agent.machine import QuotaMode, Space
+from agent.machine.descriptors import opened_folder
 
-_FS_INFO = 0x8400941F
+FS_INFO = 0x8400941F
 """BTRFS_IOC_FS_INFO; the file system's UUID is at byte 16."""
 _QUOTA_CTL = 0xC0109428
 _ENABLE, _ENABLE_SIMPLE = 1, 4
@@ -49,7 +48,7 @@ def enable(path: Path) -> QuotaMode:
     """
     if (found := mode(path)) is not QuotaMode.OFF:
         return found
-    with _opened(path) as fd:
+    with opened_folder(path) as fd:
         try:
             fcntl.ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("QQ", _ENABLE_SIMPLE, 0)))
         except OSError as e:
@@ -66,7 +65,7 @@ def limit(path: Path, subvolume: int, max_bytes: int | None) -> None:
     """
     simple = mode(path) is QuotaMode.SIMPLE
     group = _LEVEL | subvolume if simple else subvolume
-    with _opened(path.parent) as fd:
+    with opened_folder(path.parent) as fd:
         if simple:
             with suppress(FileExistsError):
                 fcntl.ioctl(fd, _CREATE, struct.pack("QQ", 1, group))
@@ -109,7 +108,7 @@ def forget(path: Path, subvolume: int) -> None:
     """
     if not (_folder(path) / f"1_{subvolume}").exists():
         return
-    with _opened(path) as fd:
+    with opened_folder(path) as fd:
         for number, asked in (
             (_ASSIGN, struct.pack("QQQ", 0, subvolume, _LEVEL | subvolume)),
             (_CREATE, struct.pack("QQ", 0, _LEVEL | subvolume)),
@@ -119,8 +118,8 @@ def forget(path: Path, subvolume: int) -> None:
 
 
 def _folder(path: Path) -> Path:
-    with _opened(path) as fd:
-        answer = fcntl.ioctl(fd, _FS_INFO, bytes(1024))
+    with opened_folder(path) as fd:
+        answer = fcntl.ioctl(fd, FS_INFO, bytes(1024))
     return Path(f"/sys/fs/btrfs/{uuid.UUID(bytes=answer[16:32])}/qgroups")
 
 
@@ -129,12 +128,3 @@ def _word(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from pystemd.dbusexc import DBusBaseError
 from pystemd.dbuslib import path_encode
 
-from agent.machine import Property, UnitListener, UnitState
+from agent.machine import Property, UnitListener, UnitState, signal_name
 from agent.machine.bus import open_bus
 from agent.machine.systemd_calls import (
     MANAGER,
@@ -26,6 +25,7 @@ from agent.machine.systemd_calls import (
     SystemdCalls,
     name_of,
     reason_of,
+    refusing,
     words,
 )
 from agent.machine.unit_properties import CLOSE, Token, encode
@@ -91,17 +91,13 @@ class HostSystemd(SystemdCalls):
         return self._states(pattern, whole=True)
 
     def _states(self, pattern: str, *, whole: bool) -> list[UnitState]:
-        try:
+        with refusing(f"cannot list units {pattern}"):
             return [self._state(*row, whole=whole) for row in self._rows(pattern)]
-        except DBusBaseError as e:
-            raise SystemdError(f"cannot list units {pattern}: {reason_of(e)}") from e
 
     def unit_states(self, pattern: str) -> dict[str, tuple[str, str]]:
         """Return active and sub state of all loaded units whose name matches a glob."""
-        try:
+        with refusing(f"cannot list units {pattern}"):
             return {unit: (active, sub) for unit, _, active, sub in self._rows(pattern)}
-        except DBusBaseError as e:
-            raise SystemdError(f"cannot list units {pattern}: {reason_of(e)}") from e
 
     def _rows(self, pattern: str) -> list[tuple[str, str, str, str]]:
         """Return name, description, active and sub state of the loaded units of a glob."""
@@ -121,18 +117,14 @@ class HostSystemd(SystemdCalls):
         """
         with self._lock:
             if self._watch is None:
-                try:
+                with refusing("cannot subscribe to systemd"):
                     self._watch = UnitWatch(self._opener)
-                except DBusBaseError as e:
-                    raise SystemdError(f"cannot subscribe to systemd: {reason_of(e)}") from e
             return self._watch.add(listener)
 
     def version(self) -> int:
         """Return systemd's major version."""
-        try:
+        with refusing("cannot ask systemd for its version"):
             text = self._get(ROOT, MANAGER, "Version").decode()
-        except DBusBaseError as e:
-            raise SystemdError(f"cannot ask systemd for its version: {reason_of(e)}") from e
         found = re.match(r"v?(\d+)", text)
         if not found:
             raise SystemdError(f"cannot parse systemd's version: {text!r}")
@@ -157,9 +149,10 @@ class HostSystemd(SystemdCalls):
         self, unit: str, description: str, active: str, sub: str, *, whole: bool
     ) -> UnitState:
         path = path_encode(UNITS, unit.encode())
-        invocation = bytes(self._get(path, SYSTEMD + b".Unit", "InvocationID"))
-        started = exited = main_pid = 0
-        control_group, result, ended = "", "success", (0, 0)
+        about, service = SYSTEMD + b".Unit", SYSTEMD + b".Service"
+        invocation = bytes(self._get(path, about, "InvocationID"))
+        started = exited = main_pid = code = status = 0
+        control_group, result = "", "success"
         is_service = unit.endswith(".service")
         asked = whole or not is_service or sub != "running"
         if asked and unit.endswith((".service", ".slice", ".scope")):
@@ -167,18 +160,16 @@ class HostSystemd(SystemdCalls):
             control_group = self._get(path, kind, "ControlGroup").decode()
         if is_service:
             # One by one: reading ten properties is three times faster than all three hundred.
-            service = SYSTEMD + b".Service"
             started = self._get(path, service, "ExecMainStartTimestamp")
             main_pid = self._get(path, service, "MainPID") if asked else 0
             if asked and not main_pid:
                 result = self._get(path, service, "Result").decode()
-                if result == "timeout" and not self._get(
-                    path, SYSTEMD + b".Unit", "ActiveEnterTimestamp"
-                ):
+                if result == "timeout" and not self._get(path, about, "ActiveEnterTimestamp"):
                     result = "start-timeout"
                 code = self._get(path, service, "ExecMainCode")
-                ended = (code, self._get(path, service, "ExecMainStatus"))
+                status = self._get(path, service, "ExecMainStatus")
                 exited = self._get(path, service, "ExecMainExitTimestamp")
+        killed = code in (os.CLD_KILLED, os.CLD_DUMPED)
         return UnitState(
             unit=unit,
             active=active,
@@ -186,8 +177,8 @@ class HostSystemd(SystemdCalls):
             result=result,
             invocation_id=invocation.hex(),
             main_pid=main_pid,
-            exit_code=ended[1] if ended[0] == os.CLD_EXITED else None,
-            exit_signal=_signal(ended[1]) if ended[0] in (os.CLD_KILLED, os.CLD_DUMPED) else None,
+            exit_code=status if code == os.CLD_EXITED else None,
+            exit_signal=signal_name(status) if killed else None,
             exited_at=exited / 1e6 or None,
             started_at=started / 1e6 or None,
             description=description,
@@ -205,13 +196,6 @@ class HostSystemd(SystemdCalls):
 def _glob_of(unit: str) -> str:
     """Return the glob that matches this name only (fnmatch(3))."""
     return re.sub(r"([*?\[\\])", r"\\\1", unit)
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 
 def _refused(

@@ -27,106 +27,48 @@ CLOSE: Token = (-1, None)
 
 _BY_SIGNATURE = {
     "s": """
-        CollectMode DelegateSubgroup Description DevicePolicy ExitType Group IPCNamespacePath
-        KeyringMode KillMode LogNamespace ManagedOOMMemoryPressure ManagedOOMPreference
-        ManagedOOMSwap MemoryPressureWatch NetworkNamespacePath NotifyAccess OOMPolicy
-        Personality PrivatePIDs PrivateTmpEx PrivateUsersEx ProcSubset ProtectControlGroupsEx
-        ProtectHome ProtectProc ProtectSystem Restart RestartMode RootDirectory RootImage
-        RuntimeDirectoryPreserve Slice StandardError StandardErrorFile StandardInput
-        StandardInputFile StandardOutput StandardOutputFile SyslogIdentifier TTYPath
+        CollectMode Description DevicePolicy Group KeyringMode KillMode LogNamespace
+        ManagedOOMPreference NetworkNamespacePath NotifyAccess OOMPolicy ProcSubset ProtectHome
+        ProtectProc ProtectSystem Restart RootDirectory Slice StandardError StandardErrorFile
+        StandardInput StandardInputFile StandardOutput StandardOutputFile SyslogIdentifier TTYPath
         Type User WorkingDirectory""",
     "b": """
-        CPUAccounting DefaultDependencies Delegate DynamicUser IOAccounting IPAccounting
-        IgnoreSIGPIPE LockPersonality MemoryAccounting MemoryDenyWriteExecute MountAPIVFS
-        NoNewPrivileges PrivateDevices PrivateIPC PrivateMounts PrivateNetwork PrivateTmp
-        PrivateUsers ProtectClock ProtectControlGroups ProtectHostname ProtectKernelLogs
-        ProtectKernelModules ProtectKernelTunables RemainAfterExit RemoveIPC
-        RestrictRealtime RestrictSUIDSGID RootDirectoryStartOnly RootEphemeral SendSIGHUP
-        SendSIGKILL StopWhenUnneeded SyslogLevelPrefix TasksAccounting""",
+        Delegate DynamicUser LockPersonality MountAPIVFS NoNewPrivileges PrivateDevices PrivateIPC
+        PrivateMounts PrivateNetwork PrivateTmp PrivateUsers ProtectClock ProtectControlGroups
+        ProtectHostname ProtectKernelLogs ProtectKernelModules ProtectKernelTunables RemainAfterExit
+        RemoveIPC RestrictRealtime RestrictSUIDSGID RootDirectoryStartOnly SyslogLevelPrefix""",
     "t": """
-        AmbientCapabilities CPUQuotaPerSecUSec CPUQuotaPeriodUSec CPUWeight
-        CapabilityBoundingSet IOWeight JobRunningTimeoutUSec JobTimeoutUSec LimitAS
-        LimitCORE LimitCORESoft LimitCPU LimitDATA LimitFSIZE LimitMEMLOCK LimitMSGQUEUE LimitNOFILE
-        LimitNOFILESoft LimitNPROC LimitRTPRIO LimitSIGPENDING LimitSTACK
-        LogRateLimitIntervalUSec MemoryHigh MemoryLow MemoryMax MemoryMin MemorySwapMax
-        MemoryZSwapMax MountFlags RestartUSec RestrictNamespaces RuntimeMaxUSec
-        StartLimitIntervalUSec TasksMax TimeoutAbortUSec TimeoutStartUSec TimeoutStopUSec
-        WatchdogUSec""",
-    "u": """
-        FileDescriptorStoreMax LogRateLimitBurst ManagedOOMMemoryPressureLimit
-        StartLimitBurst UMask""",
-    "i": "FinalKillSignal KillSignal LogLevelMax Nice OOMScoreAdjust SystemCallErrorNumber",
+        AmbientCapabilities CPUQuotaPerSecUSec CPUWeight CapabilityBoundingSet IOWeight LimitCORE
+        LimitCORESoft LimitMEMLOCK LimitNOFILE LimitNPROC LimitSTACK LogRateLimitIntervalUSec
+        MemoryHigh MemoryLow MemoryMax MemoryMin MemorySwapMax RestrictNamespaces RuntimeMaxUSec
+        TasksMax TimeoutStartUSec TimeoutStopUSec""",
+    "u": "LogRateLimitBurst UMask",
+    "i": "KillSignal Nice OOMScoreAdjust SystemCallErrorNumber",
     "as": """
-        After Before BindsTo CacheDirectory ConfigurationDirectory DelegateControllers
-        Documentation Environment ExecPaths ExecSearchPath InaccessiblePaths JoinsNamespaceOf
-        LogsDirectory NoExecPaths PartOf PassEnvironment ReadOnlyPaths ReadWritePaths
-        Requires Requisite RequiresMountsFor RuntimeDirectory StateDirectory SupplementaryGroups
-        SystemCallArchitectures UnsetEnvironment Wants""",
-    "ay": "AllowedCPUs AllowedMemoryNodes CPUAffinity",
-    "aay": "LogExtraFields",
-    "a(sasas)": """
-        ExecCondition ExecReload ExecStart ExecStartPost ExecStartPre ExecStop ExecStopPost""",
+        After Before Documentation Environment ExecSearchPath InaccessiblePaths JoinsNamespaceOf
+        PartOf ReadOnlyPaths ReadWritePaths Requires Requisite SystemCallArchitectures""",
+    "ay": "AllowedCPUs AllowedMemoryNodes",
+    "a(sasas)": "ExecCondition ExecStart ExecStartPre ExecStopPost",
     "a(say)": "SetCredential",
     "a(ss)": "BPFProgram DeviceAllow LoadCredential TemporaryFileSystem",
     "a(ssbt)": "BindPaths BindReadOnlyPaths",
-    "a(st)": """
-        IODeviceLatencyTargetUSec IODeviceWeight IOReadBandwidthMax IOReadIOPSMax
-        IOWriteBandwidthMax IOWriteIOPSMax""",
-    "a(iayu)": "IPAddressAllow IPAddressDeny",
-    "a(iiqq)": "SocketBindAllow SocketBindDeny",
-    "(bas)": """
-        RestrictAddressFamilies RestrictFileSystems RestrictNetworkInterfaces
-        SystemCallFilter SystemCallLog""",
+    "a(st)": "IOReadBandwidthMax IOReadIOPSMax IOWriteBandwidthMax IOWriteIOPSMax",
+    "a(iayu)": "IPAddressDeny",
+    "(bas)": "RestrictAddressFamilies SystemCallFilter",
 }
 SIGNATURES = {name: kind for kind, names in _BY_SIGNATURE.items() for name in names.split()}
 """D-Bus type of each property we may set (systemd 257, src/core/dbus-*.c)."""
 
-_CAPABILITIES = [
-    "CHOWN",
-    "DAC_OVERRIDE",
-    "DAC_READ_SEARCH",
-    "FOWNER",
-    "FSETID",
-    "KILL",
-    "SETGID",
-    "SETUID",
-    "SETPCAP",
-    "LINUX_IMMUTABLE",
-    "NET_BIND_SERVICE",
-    "NET_BROADCAST",
-    "NET_ADMIN",
-    "NET_RAW",
-    "IPC_LOCK",
-    "IPC_OWNER",
-    "SYS_MODULE",
-    "SYS_RAWIO",
-    "SYS_CHROOT",
-    "SYS_PTRACE",
-    "SYS_PACCT",
-    "SYS_ADMIN",
-    "SYS_BOOT",
-    "SYS_NICE",
-    "SYS_RESOURCE",
-    "SYS_TIME",
-    "SYS_TTY_CONFIG",
-    "MKNOD",
-    "LEASE",
-    "AUDIT_WRITE",
-    "AUDIT_CONTROL",
-    "SETFCAP",
-    "MAC_OVERRIDE",
-    "MAC_ADMIN",
-    "SYSLOG",
-    "WAKE_ALARM",
-    "BLOCK_SUSPEND",
-    "AUDIT_READ",
-    "PERFMON",
-    "BPF",
-    "CHECKPOINT_RESTORE",
-]
+_CAPABILITIES = """
+    CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE
+    NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO
+    SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME
+    SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG
+    WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"""
 """In the order of their bits (include/uapi/linux/capability.h)."""
+_BITS = {name: 1 << number for number, name in enumerate(_CAPABILITIES.split())}
 
-_ESCAPED = frozenset(("a(sasas)", "a(say)", "aay"))
+_ESCAPED = frozenset(("a(sasas)", "a(say)"))
 """Types whose values systemd escapes in the unit's file, as it does for `Environment`. It writes
 others as they are (`unit_write_setting`) and reads the file again at a `daemon-reload`. There the
 text after a newline would be another property, such as a command that runs as root."""
@@ -246,9 +188,9 @@ def _capabilities(value: object) -> object:
     bits = 0
     for name in _strings(value):
         short = name.upper().removeprefix("CAP_")
-        if short not in _CAPABILITIES:
+        if short not in _BITS:
             raise ValueError(f"there is no capability {name}")
-        bits |= 1 << _CAPABILITIES.index(short)
+        bits |= _BITS[short]
     return bits
 
 
@@ -269,12 +211,6 @@ def _networks(value: object) -> object:
     return found
 
 
-def _ports(value: object) -> object:
-    """Return rules for both versions of IP, one for each port; `any` means all ports."""
-    ports = _strings(value)
-    return [(0, 0, 0, 0) if port == "any" else (0, 0, 1, int(port)) for port in ports]
-
-
 def _mask(value: object) -> object:
     """Return a bit mask of CPUs or nodes, lowest byte first."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
@@ -288,13 +224,10 @@ def _mask(value: object) -> object:
     return bits.to_bytes(bits.bit_length() // 8 + 1, "little") if numbers else b""
 
 
-def _fields(value: object) -> object:
-    return [word.encode() for word in _strings(value)]
-
-
-def _credentials(value: object) -> object:
+def _items(value: object) -> object:
+    """Return pairs: name and bytes of a credential, device and rate."""
     if not isinstance(value, Mapping):
-        raise TypeError("a mapping of names to bytes is required")
+        raise TypeError("a mapping is required")
     return list(value.items())
 
 
@@ -304,12 +237,6 @@ def _devices(value: object) -> object:
 
 def _pairs(value: object) -> object:
     return [_split(word, ":", "") for word in _strings(value)]
-
-
-def _rates(value: object) -> object:
-    if not isinstance(value, Mapping):
-        raise TypeError("a mapping of devices to numbers is required")
-    return list(value.items())
 
 
 def _binds(value: object) -> object:
@@ -331,7 +258,6 @@ _BY_NAME: dict[str, Callable[[object], object]] = {
     "CapabilityBoundingSet": _capabilities,
     "DeviceAllow": _devices,
     "ExecCondition": _conditions,
-    "ExecStartPost": _conditions,
     "ExecStartPre": _conditions,
     "ExecStopPost": _conditions,
     "RestrictNamespaces": _namespaces,
@@ -341,18 +267,15 @@ _BY_KIND: dict[str, Callable[[object], object]] = {
     "t": _number,
     "as": _strings,
     "ay": _mask,
-    "aay": _fields,
     "a(sasas)": _commands,
-    "a(say)": _credentials,
+    "a(say)": _items,
     "a(ss)": _pairs,
     "a(ssbt)": _binds,
-    "a(st)": _rates,
+    "a(st)": _items,
     "a(iayu)": _networks,
-    "a(iiqq)": _ports,
 }
 _RANGES = {
     "y": (0, 2**8),
-    "q": (0, 2**16),
     "u": (0, 2**32),
     "t": (0, 2**64),
     "i": (-(2**31), 2**31),

@@ -35,12 +35,11 @@ _MATCHES = (
     "path_namespace='/org/freedesktop/systemd1/unit',"
     "interface='org.freedesktop.DBus.Properties',member='PropertiesChanged',"
     "arg0='org.freedesktop.systemd1.Service'",
-    "type='signal',sender='org.freedesktop.systemd1',"
-    "interface='org.freedesktop.systemd1.Manager',member='JobNew'",
-    "type='signal',sender='org.freedesktop.systemd1',"
-    "interface='org.freedesktop.systemd1.Manager',member='JobRemoved'",
-    "type='signal',sender='org.freedesktop.systemd1',"
-    "interface='org.freedesktop.systemd1.Manager',member='UnitRemoved'",
+    *(
+        "type='signal',sender='org.freedesktop.systemd1',"
+        f"interface='org.freedesktop.systemd1.Manager',member='{member}'"
+        for member in ("JobNew", "JobRemoved", "UnitRemoved")
+    ),
 )
 """Match rules: the bus drops other signals before they are copied to us. A start also changes a
 dozen slices, mounts and targets. Only services have properties of `Service`, and systemd sends them
@@ -160,7 +159,7 @@ class UnitWatch:
             unit = path_decode(message.get_path(), UNITS).decode()
             self._due.pop(unit, None)
             return "" if unit in self._busy else unit
-        message.process_reply(False)
+        message.process_reply()
         body = cast(list[bytes], message.body)
         removed = member == b"UnitRemoved"
         unit = body[0 if removed else 2].decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import os
@@ -19,6 +20,9 @@ log = logging.getLogger(__name__)
 FREE_RESERVE_BYTES = 128 << 20
 """Space that an arriving image must leave free. On a full disk tasks cannot write, and the agent
 cannot record a stop."""
+ANSWER_S = 5.0
+"""Seconds until a file system that does not answer counts as a problem. A busy disk answers within
+this time: only its counters in memory are read."""
 CHECK_S = 10.0
 """Seconds between two checks of the disk; a write that fails in between raises its own error."""
 _CHECKS_TO_FILL = 60
@@ -35,15 +39,30 @@ class StateDisk:
         self._reserve = reserve
         self._lanes = lanes
         self._events = events
+        self._reading: asyncio.Future[str] | None = None
+        """The reading of the file system that has not returned yet."""
+        self.is_hung = False
+        """Whether the file system did not answer the last check."""
         self.problem = ""
         """Text that describes the problem of the disk; empty if there is none."""
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Check the disk, and report a problem that appeared, changed or ended.
 
-        A smaller number alone is no other problem: it changes with each check.
+        A smaller number alone is no other problem: it changes with each check. The file system is
+        read in a thread. If it does not answer within `ANSWER_S`, that is the problem until it
+        does. No other reading begins before that.
         """
-        before, self.problem = self.problem, _problem(self._state)
+        if self._reading is None:
+            reading = self._lanes.run("disk", _problem, self._state)
+            self._reading = asyncio.ensure_future(reading)
+        await asyncio.wait({self._reading}, timeout=ANSWER_S)
+        self.is_hung = not self._reading.done()
+        if not self.is_hung:
+            found, self._reading = self._reading.result(), None
+        else:
+            found = f"the file system of {self._state} does not answer: changes wait for it"
+        before, self.problem = self.problem, found
         if _kind(self.problem) == _kind(before):
             return
         if self.problem:
@@ -54,15 +73,24 @@ class StateDisk:
 
     async def watch(self) -> None:
         """Check the disk periodically, and keep the reserve filled."""
-        for checks in itertools.count():
-            self.check()
-            due = not self._reserve.is_held or checks % _CHECKS_TO_FILL == 0
-            if due and not self.problem:
-                try:
-                    await self._lanes.run("journal", self._reserve.fill)
-                except OSError as e:
-                    log.warning("cannot reserve space for records", extra={"why": str(e)})
-            await pause(CHECK_S)
+        try:
+            for checks in itertools.count():
+                await self.check()
+                if not self._reserve.is_held or checks % _CHECKS_TO_FILL == 0:
+                    await self._fill()
+                await pause(CHECK_S)
+        finally:
+            if self._reading is not None:
+                self._reading.cancel()
+
+    async def _fill(self) -> None:
+        """Fill the reserve, unless the disk has a problem."""
+        if self.problem:
+            return
+        try:
+            await self._lanes.run("journal", self._reserve.fill)
+        except OSError as e:
+            log.warning("cannot reserve space for records", extra={"why": str(e)})
 
 
 def _kind(problem: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from agent.api import COUNT_MAX, Digest, Resize, TaskSpec, TaskState, TaskStatus
+from agent.api import COUNT_MAX, Resize, TaskSpec, TaskState, TaskStatus
 from agent.machine import HostHardware
 from agent.resources.core.limits import lifts_nothing, resized
 from agent.runtime.core.records import (
@@ -46,7 +46,7 @@ from wire.errors import Conflict, HostError, NotFound, Unprocessable
 log = logging.getLogger(__name__)
 
 STOP_ASKED = "a stop was requested"
-_UNKNOWN_IMAGE = Digest("sha256:" + "0" * 64)
+_UNKNOWN_IMAGE = "sha256:" + "0" * 64
 
 
 class HostTasks(TaskQueries):

@@ -22,7 +22,8 @@ import pytest
 
 from agent.machine import Btrfs, Cgroups, Systemd, UnitState
 from agent.machine.cgroups import HostCgroups
-from agent.machine.fake import Ended, FakeMachine, FakeSystemd
+from agent.machine.fake import FakeMachine
+from agent.machine.fake_systemd import Ended, FakeSystemd
 from agent.machine.kernelfs import KernelFs
 
 INTERFACES = ("btrfs", "systemd", "etcd")

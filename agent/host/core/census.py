@@ -137,18 +137,22 @@ def _tasks_of(units: Iterable[str]) -> dict[str, str]:
 def _of_tasks(kind: str, things: Mapping[str, str], found: FoundOnHost) -> Iterator[Account]:
     """Yield accounts of objects that belong to tasks."""
     for name, task_id in things.items():
-        size = found.bytes.get((kind, name))
-        if task_id in found.tasks:
-            why = (
-                "the task is being removed" if found.tasks[task_id].leaving else "the task is here"
-            )
-            yield Account(kind=kind, name=name, owner=f"task {task_id}", why=why, bytes=size)
+        size, owner = found.bytes.get((kind, name)), f"task {task_id}"
+        if (task := found.tasks.get(task_id)) is not None:
+            why = "the task is being removed" if task.leaving else "the task is here"
         elif task_id in found.unreadable:
             why = "the task's record cannot be read; its objects stay"
-            yield Account(kind=kind, name=name, owner=f"task {task_id}", why=why, bytes=size)
         else:
-            why = f"there is no task {task_id or '(none named)'}"
-            yield Account(kind=kind, name=name, stays=False, why=why, bytes=size, wrong=True)
+            owner, why = "", f"there is no task {task_id or '(none named)'}"
+        yield _account(kind, name, owner, why, size)
+
+
+def _account(kind: str, name: str, owner: str, why: str, size: int | None = None) -> Account:
+    """Return the account of an object; without an owner it goes, because it must not be there."""
+    wrong = not owner
+    return Account(
+        kind=kind, name=name, owner=owner, stays=not wrong, why=why, bytes=size, wrong=wrong
+    )
 
 
 def _units(found: FoundOnHost) -> Iterator[Account]:
@@ -157,22 +161,12 @@ def _units(found: FoundOnHost) -> Iterator[Account]:
     for unit in found.units:
         if unit in of_tasks:
             continue
-        if _INTAKE.fullmatch(unit):
-            why = (
-                "it belongs to a running image fetch"
-                if found.is_receiving
-                else "no image is being fetched"
-            )
-            yield Account(
-                kind="unit",
-                name=unit,
-                owner="agent" if found.is_receiving else "",
-                stays=found.is_receiving,
-                why=why,
-                wrong=not found.is_receiving,
-            )
-        else:
-            yield Account(kind="unit", name=unit, owner="agent", why="a service of the host")
+        owner, why = "agent", "a service of the host"
+        if _INTAKE.fullmatch(unit) and found.is_receiving:
+            why = "it belongs to a running image fetch"
+        elif _INTAKE.fullmatch(unit):
+            owner, why = "", "no image is being fetched"
+        yield _account("unit", unit, owner, why)
 
 
 _RUNS = ("active", "activating", "reloading", "deactivating")
@@ -213,14 +207,8 @@ def _store(kind: str, store: SubvolumeStore, found: FoundOnHost) -> Iterator[Acc
             decision = found.decisions.get(
                 (kind, f"sha256:{name}"), RetentionDecision(True, "it is complete")
             )
-            yield Account(
-                kind=kind,
-                name=name,
-                owner=owner,
-                stays=decision.stays,
-                why=decision.why,
-                bytes=size,
-            )
+            stays, why = decision.stays, decision.why
+            yield Account(kind=kind, name=name, owner=owner, stays=stays, why=why, bytes=size)
         elif found.is_receiving and not (there and described):
             yield Account(kind=kind, name=name, owner=owner, why="it is being received", bytes=size)
         else:
@@ -250,26 +238,18 @@ def _volumes(found: FoundOnHost) -> Iterator[Account]:
 
 
 def _staging(found: FoundOnHost) -> Iterator[Account]:
+    owner, why = "", "no image is being received"
+    if found.is_receiving:
+        owner, why = "agent", "an image is being received"
     for name in found.staging:
-        why = "an image is being received" if found.is_receiving else "no image is being received"
-        yield Account(
-            kind="staging",
-            name=name,
-            owner="agent" if found.is_receiving else "",
-            stays=found.is_receiving,
-            why=why,
-            bytes=found.bytes.get(("staging", name)),
-            wrong=not found.is_receiving,
-        )
+        yield _account("staging", name, owner, why, found.bytes.get(("staging", name)))
 
 
 def _records(found: FoundOnHost) -> Iterator[Account]:
     for name in found.records:
         task_id = name.removesuffix(".json")
         if name.startswith("."):
-            account = Account(
-                kind="record", name=name, stays=False, why="a write was interrupted", wrong=True
-            )
+            account = _account("record", name, "", "a write was interrupted")
         elif not name.endswith(".json"):
             owner = f"task {(of := name.partition('.')[0])}"
             now = "; the task has a record again" if of in found.tasks else ""

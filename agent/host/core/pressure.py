@@ -96,16 +96,12 @@ class ShortageWatch:
 
 def watched(watch: ShortageWatch, waits: Waits, now_s: float) -> tuple[ShortageWatch, bool]:
     """Return the state after one more check, and whether a task must be evicted now."""
-    if waits.tasks < SHORT:
+    pauses = watch.evicted_s is not None and now_s - watch.evicted_s < PAUSE_S
+    if waits.tasks < SHORT or pauses:
         return ShortageWatch(0, watch.evicted_s), False
-    if watch.evicted_s is not None and now_s - watch.evicted_s < PAUSE_S:
-        return ShortageWatch(0, watch.evicted_s), False
-    looks = watch.looks + 1
-    return (
-        (ShortageWatch(0, now_s), True)
-        if looks >= LOOKS
-        else (ShortageWatch(looks, watch.evicted_s), False)
-    )
+    if watch.looks + 1 >= LOOKS:
+        return ShortageWatch(0, now_s), True
+    return ShortageWatch(watch.looks + 1, watch.evicted_s), False
 
 
 def seen_full(full: Mapping[str, float], loads: Iterable[Load], now_s: float) -> dict[str, float]:

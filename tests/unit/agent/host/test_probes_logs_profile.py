@@ -30,7 +30,7 @@ from agent.host import facts, host_profile
 from agent.host.host_profile import DELIVERED, UNIT
 from agent.host.logs import LoggedRun, Logs, journal_command
 from agent.machine import Completed, UnitState, boottime_s
-from agent.machine.fake import Ended
+from agent.machine.fake_systemd import Ended
 from agent.runtime.journal import Journal
 from agent.tasks.prober import Ask, Prober
 from control_plane.api.profiles import version_name
@@ -489,11 +489,11 @@ async def test_a_profile_of_a_term_that_never_was_is_replaced_on_the_host(host: 
         services.contact.record_contact("", 5)
         wanted = ProfileSpec(name="base", generation=4, epoch=5)
         with pytest.raises(Conflict, match=f"of {COUNT_MAX}"):
-            services.profile.ask(wanted)  # accepted like a request of the control plane
+            await services.profile.ask(wanted)  # accepted like a request of the control plane
         await client.put_profile(wanted)  # through the host's own socket
         await _profile(client, ProfileState.VERIFIED, 4)
-        assert not services.profile.ask(wanted)
-        assert services.profile.ask(ProfileSpec(name="web", generation=5, epoch=5))
+        assert not await services.profile.ask(wanted)
+        assert await services.profile.ask(ProfileSpec(name="web", generation=5, epoch=5))
     assert [call[1:3] for call in calls] == [["apply-profile", "base"]]
 
 

@@ -16,7 +16,7 @@ from agent.api import ImageFormat, ImagePull
 from agent.images import images
 from agent.images.images import HostImages
 from agent.machine import Property
-from agent.machine.fake import ends_with
+from agent.machine.fake_programs import ends_with
 from wire.errors import (
     BtrfsError,
     Conflict,

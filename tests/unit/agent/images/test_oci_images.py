@@ -29,7 +29,7 @@ from agent.cli.image import fetch
 from agent.images.core.image_run import USUAL_PATH, folders_of
 from agent.images.roots import TaskRoots
 from agent.machine import Property
-from agent.machine.fake import ends_with
+from agent.machine.fake_programs import ends_with
 from agent.runtime.core.records import TaskRecord
 from agent.tasks.unit import task_unit
 from wire.errors import Busy, HostError, InvalidInput, TwineError, Unprocessable

@@ -12,7 +12,7 @@ from builders import FakeHost
 from oci import Layout, Registry, files, sha
 
 from agent.client import AgentClient
-from agent.machine.fake import Ended
+from agent.machine.fake_systemd import Ended
 from wire.errors import Conflict, NotFound, TwineError, Unreachable
 
 BASE, APP, OTHER = files(base="base"), files(app="1"), files(app="2", other="x")

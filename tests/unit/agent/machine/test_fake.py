@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent.machine import Completed
-from agent.machine.fake import FakeMachine, ends_with
+from agent.machine.fake import FakeMachine
+from agent.machine.fake_programs import ends_with
 from wire.errors import ProgramError
 
 UNIT = "t.service"

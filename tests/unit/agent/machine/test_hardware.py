@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.machine.hardware import KEPT, hugepages_bytes, read_cores, read_hardware
+from agent.machine.hardware import KEPT, read_cores, read_hardware
 from agent.machine.kernelfs import KernelFs
 from wire.cpus import Core, listed, numbers
 from wire.errors import KernelFileError
@@ -93,7 +93,7 @@ def test_memory_taken_as_huge_pages_of_any_size_is_known(tmp_path: Path) -> None
     fs = a_host(
         tmp_path, {f"{pools}-2048kB/nr_hugepages": "3\n", f"{pools}-1048576kB/nr_hugepages": "2\n"}
     )
-    assert hugepages_bytes(fs) == read_hardware(fs).hugepages_bytes == (3 << 21) + (2 << 30)
+    assert read_hardware(fs).hugepages_bytes == (3 << 21) + (2 << 30)
 
 
 def test_cores_are_read_with_what_of_them_is_not_for_tasks(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Signal:
         """Return the path of the object that it is about."""
         return self.path
 
-    def process_reply(self, with_headers: bool) -> None:
+    def process_reply(self) -> None:
         """Do nothing: the body is already present."""
 
 

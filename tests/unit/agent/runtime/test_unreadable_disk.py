@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from builders import IMAGE, FakeHost, a_record, a_spec, running
 
+from agent.client import AgentClient
 from agent.identity import clone_check
+from agent.runtime import disk
 from agent.runtime.disk import StateDisk
 from agent.runtime.events import HostEvents
 from agent.runtime.journal import Journal
@@ -117,21 +122,122 @@ def test_a_record_takes_its_place_only_once_its_content_is_on_the_disk(
 
 
 @pytest.mark.behaviour("BUG-AG85")
-def test_a_disk_that_fills_up_is_reported_once(
+async def test_a_disk_that_fills_up_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each check of a nearly full disk made an error in the log and an event."""
     events = HostEvents("boot")
-    disk = StateDisk(tmp_path, events, Reserve(tmp_path / "reserve", lambda _: None), Lanes())
+    state = StateDisk(tmp_path, events, Reserve(tmp_path / "reserve", lambda _: None), Lanes())
     before, shown = events.latest, []
     for free in (1 << 30, 90 << 20, 80 << 20, 900 << 10, 0, 1 << 30):
         size = SimpleNamespace(f_flag=0, f_bavail=free, f_frsize=1)
         monkeypatch.setattr(os, "statvfs", lambda _, size=size: size)
-        disk.check()
-        shown.append(disk.problem.partition(": ")[0].rpartition("has ")[2])
+        await state.check()
+        shown.append(state.problem.partition(": ")[0].rpartition("has ")[2])
 
     assert events.latest - before == 2
     assert shown == ["", "90MiB left", "80MiB left", "900KiB left", "0B left", ""]
+
+
+@pytest.mark.behaviour("BUG-AG96")
+async def test_a_disk_that_does_not_answer_is_a_problem_and_read_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop itself waited for the disk, and the agent answered no request."""
+    answers, asked = threading.Event(), list[object]()
+    events = HostEvents("boot")
+    state = StateDisk(tmp_path, events, Reserve(tmp_path / "reserve", lambda _: None), Lanes())
+    statvfs = os.statvfs
+
+    def hangs(path: Path) -> os.statvfs_result:
+        asked.append(path)
+        assert answers.wait(60)
+        return statvfs(path)
+
+    monkeypatch.setattr(os, "statvfs", hangs)
+    monkeypatch.setattr(disk, "ANSWER_S", 0.01)
+    before = events.latest
+    await state.check()
+    await state.check()
+
+    assert "does not answer" in state.problem
+    assert (len(asked), events.latest - before) == (1, 1)
+
+    answers.set()
+    monkeypatch.setattr(disk, "ANSWER_S", 60.0)
+    await state.check()
+
+    assert state.problem == ""
+    assert (len(asked), events.latest - before) == (1, 2)
+
+
+@pytest.mark.behaviour("BUG-AG96")
+@pytest.mark.parametrize(
+    ("part", "read", "ask"),
+    [
+        ("images", "all", lambda client: client.list_images()),
+        ("images", "get", lambda client: client.get_image(IMAGE)),
+        ("profile", "_reported", lambda client: client.get_profile()),
+    ],
+)
+async def test_requests_are_answered_while_another_one_waits_for_the_disk(
+    host: FakeHost,
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    read: str,
+    ask: Callable[[AgentClient], Coroutine[None, None, object]],
+) -> None:
+    begun, answers = threading.Event(), threading.Event()
+
+    async with host.serving() as (services, client):
+        owner = getattr(services, part)
+        reads = getattr(owner, read)
+
+        def hangs(*args: object) -> object:
+            begun.set()
+            assert answers.wait(60)
+            return reads(*args)
+
+        monkeypatch.setattr(owner, read, hangs)
+        waiting = asyncio.create_task(ask(client))
+        await asyncio.to_thread(begun.wait, 60)
+
+        assert await client.list_tasks()
+        assert not waiting.done()
+
+        answers.set()
+        assert await waiting
+
+
+@pytest.mark.behaviour("BUG-AG96")
+async def test_the_last_facts_are_shown_with_the_problem_while_the_disk_hangs(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, statvfs, free_bytes = threading.Event(), os.statvfs, host.fake.btrfs.free_bytes
+
+    def hangs(path: Path) -> os.statvfs_result:
+        assert answers.wait(60)
+        return statvfs(path)
+
+    def free(path: Path) -> tuple[int, int]:
+        assert answers.wait(60)
+        return free_bytes(path)
+
+    monkeypatch.setattr(disk, "ANSWER_S", 0.01)
+    monkeypatch.setattr(disk, "CHECK_S", 0.01)
+    async with host.agent() as client:
+        before = await client.get_machine()
+        monkeypatch.setattr(host.fake.btrfs, "free_bytes", free)
+        monkeypatch.setattr(os, "statvfs", hangs)
+        events = await client.get_events(0)
+        while not any("does not answer" in event.message for event in events.events):
+            events = await client.get_events(events.latest, wait_s=30)
+
+        found = await client.get_machine()
+
+        assert found.disk_free_bytes == before.disk_free_bytes
+        assert any("does not answer" in problem for problem in found.problems)
+        answers.set()
 
 
 @pytest.mark.behaviour("BUG-AG87")

@@ -24,7 +24,7 @@ from agent.api import Network, NetworkMode
 from agent.host import callers
 from agent.host.callers import authorize_with
 from agent.machine import Usage
-from agent.machine.fake import ends_with
+from agent.machine.fake_programs import ends_with
 from agent.network.core.addresses import veth_of
 from agent.routes import ROUTES
 from agent.runtime.core.slices import cgroup_of

@@ -18,7 +18,8 @@ from builders import IMAGE, FakeHost, a_spec, a_tar, digest_of, unit
 from agent.cli import main
 from agent.client import AgentClient
 from agent.config import AgentConfig, load
-from agent.machine.fake import ends_with
+from agent.machine.fake_programs import ends_with
+from wire.errors import InvalidInput
 
 Run = Callable[..., tuple[int, str, str]]
 BYTES = pytest.mark.behaviour("BUG-AG82")
@@ -243,11 +244,21 @@ def test_the_configuration_in_force_is_printed(run: Run, tmp_path: Path) -> None
     assert msgspec.json.decode(out, type=AgentConfig).socket == str(tmp_path / "nothing.sock")
 
 
+@pytest.mark.behaviour("BUG-AG99")
+@pytest.mark.parametrize("port", ["", "\u00b2", "-1", "9" * 5000])
+def test_a_port_that_is_not_a_number_is_refused(run: Run, port: str) -> None:
+    code, _, error = run("run", "web", "--image=web.tar", f"--listen=http={port}")
+
+    assert code == InvalidInput.exit_code
+    assert "--listen 'http' is not NAME=PORT" in error
+
+
+@pytest.mark.behaviour("BUG-AG99")
 def test_a_wrong_configuration_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "agent.toml"
-    for text in ("colour = 1", "x", 'listen = "nowhere"'):
+    for text in ("colour = 1", "x", 'listen = "nowhere"', 'listen = "0.0.0.0:\u00b2"'):
         config.write_text(text)
         monkeypatch.setattr(sys, "argv", ["twine-agent", f"--config={config}", "config"])
         with pytest.raises(SystemExit) as end:

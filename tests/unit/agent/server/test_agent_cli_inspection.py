@@ -10,7 +10,7 @@ import pytest
 from builders import IMAGE, FakeHost, unit
 
 from agent.config import load_with_origins
-from agent.machine.fake import ends_with
+from agent.machine.fake_programs import ends_with
 from wire.errors import ConfigError
 
 Run = Callable[..., tuple[int, str, str]]
@@ -133,6 +133,9 @@ def test_each_field_of_the_configuration_names_its_file(tmp_path: Path, run: Run
         ('log_level = "loud"\n', "log_level"),
         ("nonsense = 1\n", "nonsense"),
         ("= 1\n", "is not TOML"),
+        pytest.param(
+            "a." * 40 + "b = 1\n", "nested deeper", marks=pytest.mark.behaviour("BUG-AG97")
+        ),
     ],
 )
 def test_an_error_in_a_drop_in_is_reported_with_its_file(

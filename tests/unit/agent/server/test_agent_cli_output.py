@@ -15,7 +15,8 @@ from agent.api import Event
 from agent.cli.host import _print_event
 from agent.cli.root import cli
 from agent.machine import Usage
-from agent.machine.fake import FakeCgroups, ends_with
+from agent.machine.fake import FakeCgroups
+from agent.machine.fake_programs import ends_with
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -13,7 +13,7 @@ from agent.api import Life, TaskState
 from agent.cli import waiting
 from agent.cli.waiting import StatusWatch
 from agent.client import AgentClient
-from agent.machine.fake import ends_with
+from agent.machine.fake_programs import ends_with
 from wire.errors import Unreachable
 
 Run = Callable[..., tuple[int, str, str]]

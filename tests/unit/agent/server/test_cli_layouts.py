@@ -73,6 +73,29 @@ def test_an_image_is_found_by_its_tag(layout: Layout) -> None:
     assert raised.value.hint == "tags: 1.0, 2.0"
 
 
+@pytest.mark.behaviour("BUG-AG98")
+def test_an_index_that_contains_itself_is_passed_to_the_agent(tmp_path: Path) -> None:
+    """The command followed each mention of the index again, and never ended."""
+    blobs = tmp_path / "blobs/sha256"
+    blobs.mkdir(parents=True)
+    itself = {"digest": "sha256:loop", "mediaType": "index", "annotations": {TAG: "1.0"}}
+    (blobs / "loop").write_text(json.dumps({"manifests": [itself, itself]}))
+    (tmp_path / "index.json").write_text(json.dumps({"manifests": [itself]}))
+
+    with archived("oci-layout", f"{tmp_path}:1.0") as archive:
+        assert {*in_archive(archive)} == {"index.json", "blobs/sha256/loop"}
+
+
+@pytest.mark.behaviour("BUG-AG98")
+@pytest.mark.parametrize("annotations", ["1.0", [], 7, None, {TAG: None}])
+def test_annotations_without_a_tag_are_ignored(tmp_path: Path, annotations: object) -> None:
+    index = {"manifests": [{"annotations": annotations}]}
+    (tmp_path / "index.json").write_text(json.dumps(index))
+
+    with archived("oci-layout", str(tmp_path)) as archive:
+        assert {*in_archive(archive)} == {"index.json"}
+
+
 def test_a_path_that_is_there_is_no_tag(tmp_path: Path) -> None:
     (tmp_path / "a:b").mkdir()
     assert split(f"{tmp_path}/a:b") == (tmp_path / "a:b", "")

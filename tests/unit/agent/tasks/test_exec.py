@@ -19,7 +19,8 @@ from builders import FakeHost, a_spec, running, unit, until
 from agent.api import Health, Limits, Probe, ProbeKind, TaskState
 from agent.api.exec import TAKEN, ExecEnd, ExecWord, taken_frame
 from agent.machine import Property, UnitState
-from agent.machine.fake import Ended, ends_with
+from agent.machine.fake_programs import ends_with
+from agent.machine.fake_systemd import Ended
 from agent.machine.terminals import Streams
 from agent.tasks import exec as sessions
 from agent.tasks.core.inside import inside_unit

@@ -22,7 +22,8 @@ from agent.api import (
     TaskState,
 )
 from agent.machine import Property, boottime_s
-from agent.machine.fake import Ended, ends_with
+from agent.machine.fake_programs import ends_with
+from agent.machine.fake_systemd import Ended
 from agent.runtime.core.records import user_of
 from agent.tasks import shutdown as leaving
 from agent.tasks.core.inside import inside_unit, step_unit

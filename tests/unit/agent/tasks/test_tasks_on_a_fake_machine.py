@@ -25,7 +25,7 @@ import agent as agent_package
 from agent import api
 from agent.api import Health, Limits, RestartPolicy, RestartWhen, TaskState
 from agent.client import AgentClient
-from agent.machine.fake import ends_with
+from agent.machine.fake_programs import ends_with
 from agent.runtime.core.records import TOMBSTONE_S
 from agent.runtime.journal import Journal
 from wire.errors import (

@@ -14,7 +14,7 @@ from agent.api import TaskState
 from agent.api.exec import ExecEnd
 from agent.client import AgentClient
 from agent.machine import Property
-from agent.machine.fake import Ended
+from agent.machine.fake_systemd import Ended
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskRecord
 from control_plane.scheduler.task_service import TaskService
 from wire.duplex import Frame
