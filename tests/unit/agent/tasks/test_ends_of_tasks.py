@@ -12,7 +12,7 @@ from builders import FakeHost, a_record, a_spec, unit, until
 from agent.api import Health, Life, Probe, ProbeKind, RestartPolicy, RestartWhen, Step, TaskState
 from agent.lease.core.lease import LeaseMoment
 from agent.machine import UnitState
-from agent.machine.fake import Ended, ends_with
+from agent.machine.fake_programs import Ended, ends_with
 from agent.tasks.core.lifecycle import SeenTask, decide
 from agent.tasks.core.unit_properties import describe_unit
 from agent.tasks.unit import seen_unit
