@@ -13,7 +13,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from wire.admission import ConnectionAdmission, IsVoid, open_admission
+from wire.admission import ConnectionAdmission, IsVoid
 from wire.errors import ConfigError
 from wire.limits import LOCAL, ConnectionLimits, raise_descriptor_limit
 from wire.server import http_log
@@ -48,10 +48,10 @@ async def serving(
         async with AsyncExitStack() as stack:
             admissions = []
             if tcp is not None:
-                admission = open_admission(runner, tcp, tls, limits, _http_log, is_void)
+                admission = ConnectionAdmission(runner, tcp, tls, limits, _http_log, is_void)
                 admissions.append(await stack.enter_async_context(admission))
             if local is not None:
-                admission = open_admission(runner, local, None, LOCAL, _http_log)
+                admission = ConnectionAdmission(runner, local, None, LOCAL, _http_log)
                 admissions.append(await stack.enter_async_context(admission))
             yield admissions
     finally:
