@@ -7,8 +7,8 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from aiohttp import web
@@ -109,6 +109,17 @@ def unix_socket(path: Path, group: str = "", *, is_shared: bool = False) -> sock
         sock.close()
         raise
     return sock
+
+
+@contextmanager
+def local_socket(path: Path, *, is_shared: bool = False) -> Iterator[socket.socket]:
+    """Listen on a `unix_socket` within the context, and remove its file then."""
+    sock = unix_socket(path, is_shared=is_shared)
+    try:
+        yield sock
+    finally:
+        sock.close()
+        path.unlink(missing_ok=True)
 
 
 def _remove_dead(path: Path) -> None:
