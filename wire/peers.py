@@ -55,14 +55,16 @@ def principal(peer: Peer) -> str:
     return peer.name.rpartition("/")[2]
 
 
-def expect_peer(certificate: Mapping[str, Any] | None, path: str, domain: str = "") -> None:
-    """Raise `Forbidden` unless the certificate is that of `path`, such as `/host/vm1`.
+def expect_peer(certificate: Mapping[str, Any] | None, path: str, domain: str = "") -> Peer:
+    """Return the holder of a certificate; `Forbidden` unless it is `path`, such as `/host/vm1`.
 
     `path` may list several identities, separated by `|`.
     """
-    found = "/" + peer_of(certificate, domain).name.removeprefix("spiffe://").partition("/")[2]
+    peer = peer_of(certificate, domain)
+    found = "/" + peer.name.removeprefix("spiffe://").partition("/")[2]
     if found not in path.split("|"):
         raise Forbidden(f"expected to reach {path.replace('|', ' or ')}, but {found} answered")
+    return peer
 
 
 def tls_peer(transport: asyncio.BaseTransport | None, domain: str = "") -> Peer | None:
