@@ -316,14 +316,7 @@ def _canaries(
     chosen = sorted(chosen)[:most]
     if len(chosen) == most:
         return frozenset(chosen)
-    known = frozenset(chosen)
-    free = [
-        task
-        for task in tasks
-        if task.index not in known
-        and task.index not in infrastructure.leaving
-        and (not tied or types.get(task.index) == tied)
-    ]
+    free = _free(canary, tasks, frozenset(chosen), infrastructure)
     alike = tied or _commonest(types, chosen, free)
     free.sort(
         key=lambda task: (
@@ -337,6 +330,19 @@ def _canaries(
     if not tied:
         chosen += new[: most - len(chosen)]
     return frozenset(chosen)
+
+
+def _free(
+    canary: CanaryWanted,
+    tasks: Sequence[TaskSeen],
+    chosen: frozenset[int],
+    infrastructure: Infrastructure,
+) -> list[TaskSeen]:
+    """Return the other tasks that may become canaries: they stay, on a machine of the type."""
+    excluded, types = chosen | infrastructure.leaving, infrastructure.machine_types
+    tied = canary.machine_type
+    free = [task for task in tasks if task.index not in excluded]
+    return [task for task in free if not tied or types.get(task.index) == tied]
 
 
 def _commonest(types: Mapping[int, str], chosen: Sequence[int], free: Sequence[TaskSeen]) -> str:
