@@ -91,8 +91,10 @@ async def _serving(
         meter = GateMeter(CommandChecks(client))
         hosts = CommandHosts(client)
         jobs = PushIntents(client)
-        writer = FleetReleases(store, jobs, hosts, config.fleets, runtime, round_s)
-        service = DeliveryService(DeliveryRecords(store), writer, runtime, meter, round_s=round_s)
+        boot = boot_id()
+        writer = FleetReleases(store, jobs, hosts, config.fleets, runtime, round_s, boot)
+        records = DeliveryRecords(store)
+        service = DeliveryService(records, writer, runtime, meter, round_s=round_s, boot=boot)
         await service.load()
         address, at = config.listen_on(), None
         if address is not None:

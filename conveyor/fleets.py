@@ -38,9 +38,12 @@ class FleetReleases:
         settings: Mapping[str, FleetSettings],
         runtime: Runtime,
         round_s: float,
+        boot: str = "",
     ) -> None:
+        """`boot` names this boot of the host; empty: not known."""
         self._store, self._jobs, self._hosts = store, jobs, hosts
         self._settings, self._runtime, self._round_s = settings, runtime, round_s
+        self._boot = boot
         self._locks = {name: asyncio.Lock() for name in settings}
 
     async def look(self, job: str, image: str) -> JobProgress:
@@ -104,7 +107,10 @@ class FleetReleases:
         async with self._locks[name]:
             record, revision = await self._read(name)
             patience = FleetPatience(settings.healthy_s, settings.settle_s)
-            after = fleet.advanced(record, seen, patience, self._runtime.date()) if seen else record
+            after, now = record, self._runtime.date()
+            if seen:
+                after = fleet.taken_over(record, now, self._boot)
+                after = fleet.advanced(after, seen, patience, now)
             await self._write(name, after, revision)
         if after.work is not None and after.work.installed is None:
             await self._install(name, after.work.host, after.work.release)
@@ -123,9 +129,10 @@ class FleetReleases:
         async with self._locks[name]:
             record, revision = await self._read(name)
             now = self._runtime.date()
-            after = (
-                fleet.host_failed(record, failed, now) if failed else fleet.installed(record, now)
-            )
+            if failed:
+                after = fleet.host_failed(record, failed, now)
+            else:
+                after = fleet.installed(record, now, self._boot)
             await self._write(name, after, revision)
 
     async def _read(self, name: str) -> tuple[FleetRecord, int]:

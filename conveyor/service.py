@@ -19,13 +19,12 @@ from conveyor.api import ControlRequest, ControlVerb, PipelineSpec, StartRequest
 from conveyor.core import commands, decide, judge
 from conveyor.core.acts import DeliveryAct, named
 from conveyor.core.stages import steps
-from conveyor.core.transitions import may_begin_late
+from conveyor.core.transitions import may_begin_late, observed
 from conveyor.gates import GateReader
 from conveyor.notifications import Notifications, Notify, notify
 from conveyor.push import PushWriter
 from conveyor.records import DamagedPipeline, DeliveryRecords, KnownPipeline
 from conveyor.runs import (
-    GateVerdict,
     JobProgress,
     PipelinePlan,
     PipelineRecord,
@@ -57,9 +56,12 @@ class DeliveryService:
         meter: GateReader,
         send: Notify = notify,
         round_s: float = ROUND_S,
+        boot: str = "",
     ) -> None:
+        """`boot` names this boot of the host; empty: not known."""
         self._records, self._writer, self._runtime, self._meter = records, writer, runtime, meter
-        self._notifications, self._round_s = Notifications(runtime, send), round_s
+        self._notifications = Notifications(runtime, send)
+        self._round_s, self._boot = round_s, boot
         self._known: dict[str, KnownPipeline] = {}
         self._damaged: dict[str, DamagedPipeline] = {}
         self._locks: dict[str, asyncio.Lock] = {}
@@ -123,10 +125,10 @@ class DeliveryService:
         async with self._lock(name):
             known = await self._fresh(name)
             known = await self._triggered(known)
-            record = known.record
+            record = self._observed(known.record)
             jobs = await self._look(name, record)
             decision = decide.advance(record, jobs, self._runtime.date())
-            known = await self._write(known, decision.record, decision.ended)
+            known = await self._write(known, self._observed(decision.record), decision.ended)
             for act in decision.acts:
                 await self._act(name, act)
         await self._clean_up(name)
@@ -141,6 +143,13 @@ class DeliveryService:
             raise NotFound(f"there is no pipeline {name!r}", hint="twinectl pipeline apply FILE")
         self._known[name] = known
         return known
+
+    def _observed(self, record: PipelineRecord) -> PipelineRecord:
+        """Return a record whose run is noted as observed by this process."""
+        run = record.active
+        if run is None:
+            return record
+        return replace(record, active=observed(run, self._boot, self._runtime.date()))
 
     async def _triggered(self, known: KnownPipeline) -> KnownPipeline:
         trigger, name = known.record.spec.trigger, known.record.spec.name
@@ -225,25 +234,13 @@ class DeliveryService:
         self, name: str, run: PipelineRun, gates: Sequence[str], jobs: dict[str, JobProgress]
     ) -> None:
         """Measure gates outside of the lock, and store the results if the step is the same."""
-        step, time = steps(run.spec)[run.step], run.steps[-1]
-        seen = [jobs[job] for job in step.jobs]
-        assert time.reached is not None
-        verdicts = []
+        step = steps(run.spec)[run.step]
+        seen, verdicts = [jobs[job] for job in step.jobs], []
         for gate in gates:
             now = self._runtime.date()
             found = await self._meter.measure(gate, run, seen, now)
-            if found is None:
-                continue
-            verdict = GateVerdict(
-                gate=gate,
-                step=run.step,
-                at=now,
-                outcome=found.outcome,
-                reason=found.reason,
-                numbers=dict(found.numbers),
-                after_soak=now - time.reached >= step.stage.soak_s,
-            )
-            verdicts.append(verdict)
+            if found is not None:
+                verdicts.append(judge.verdict_of(run, step.stage, gate, found, now))
         async with self._lock(name):
             for verdict in verdicts:
                 known = await self._fresh(name)
@@ -314,9 +311,8 @@ class DeliveryService:
             known = await self._fresh(name)
             is_past = request.verb is ControlVerb.ROLLBACK and known.record.active is None
             last = await self._records.last_change(known.record) if is_past else None
-            record, ended = commands.controlled(
-                known.record, request, who, last, self._runtime.date()
-            )
+            record, now = self._observed(known.record), self._runtime.date()
+            record, ended = commands.controlled(record, request, who, last, now)
             await self._write(known, record, ended)
         log.info("run controlled", extra={"pipeline": name, "verb": request.verb, "who": who})
         return await self._woken(name)

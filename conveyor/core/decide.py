@@ -198,13 +198,11 @@ def _judged(
     record: PipelineRecord, run: PipelineRun, step: DeliveryStep, jobs: Jobs, now: float
 ) -> DeliveryDecision:
     """Return the decision that follows from the gates of a step that was reached."""
-    time = run.steps[-1]
     found, blocked = judge.judged(run, step.stage, now), _blocked(record, step, jobs)
     if found.failed:
         return _failed(record, run, found.failed, now)
-    assert time.reached is not None
     if not all(_is_reached(jobs[job], step.stage) for job in step.jobs):
-        late_s = now - time.reached - step.stage.soak_s - step.stage.reach_s
+        late_s = judge.soaked_s(run, now) - step.stage.soak_s - step.stage.reach_s
         if late_s > 0 and not blocked:
             return _failed(record, run, f"{step.name} is not healthy: {_counts(step, jobs)}", now)
         return _wait(record, f"{step.name}: {_counts(step, jobs)}", measure=found.due)
