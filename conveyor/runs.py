@@ -92,7 +92,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunObserved(msgspec.Struct, frozen=True, kw_only=True):
-    """When a run was last observed, and by a process of which boot of a host."""
+    """When a run was last observed, and the boot of the host that observed it."""
 
     boot: str
     at: float

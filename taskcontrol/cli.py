@@ -17,7 +17,7 @@ from wire.errors import TwineError
 _FILE = click.argument("file", type=click.Path(path_type=Path))
 
 
-class _Commands(click.Group):
+class _ControllerGroup(click.Group):
     """Commands that print an error of Twine, and end with its exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -31,7 +31,7 @@ class _Commands(click.Group):
             ctx.exit(e.exit_code)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_ControllerGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="twine-cluster")
 def main() -> None:
     """Decide which operations on the tasks of a job may begin."""
