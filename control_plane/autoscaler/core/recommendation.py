@@ -252,19 +252,15 @@ def recommend(
     `why` is what the target of the policy follows from; empty: the owner wrote it.
     """
     low, high, schedule = bounds_at(policy, seen.at)
-    counted, followed = _counted(load, predicted), ""
-    if load is not None and state.ways.at == seen.at:
-        followed = state.ways.explained()
-        counted = max(load, state.ways.load_of(state.ways.cheapest)) if followed else counted
+    counted, followed = _followed(seen, load, predicted, state)
     if counted is None or seen.capacity <= 0 or policy.target is None:
         return _hold(seen, low, _why_missing(policy, seen, why))
     size = needed(policy, counted, seen.capacity, seen.msbs)
     of_load = _why(policy, seen, counted, load, predicted)
     notes = [why, of_load, followed, f"{size.tasks} tasks needed"]
     if size.tasks > size.at_target:
-        notes.append(
-            f"{size.at_target} at target, plus a reserve for the loss of 1 of {seen.msbs} MSBs"
-        )
+        reserve = f"plus a reserve for the loss of 1 of {seen.msbs} MSBs"
+        notes.append(f"{size.at_target} at target, {reserve}")
     bounded = min(max(size.tasks, low), high)
     if bounded != size.tasks:
         when = f" ({schedule} UTC)" if schedule else ""
@@ -287,6 +283,15 @@ def recommend(
         forecast=predicted,
         capacity=seen.capacity,
     )
+
+
+def _followed(
+    seen: JobObservation, load: float | None, predicted: Forecast | None, state: SizingState
+) -> tuple[float | None, str]:
+    """Return the load to size for, and why it is not that of the forecast; empty: it is."""
+    if load is not None and state.ways.at == seen.at and (why := state.ways.explained()):
+        return max(load, state.ways.load_of(state.ways.cheapest)), why
+    return _counted(load, predicted), ""
 
 
 def _allowed(
