@@ -61,10 +61,12 @@ def observed(run: PipelineRun, boot: str, now: float) -> PipelineRun:
     boot continues where it was observed last: its times move by what has passed since then.
     """
     last = run.observed
-    is_same = last is not None and last.boot == boot
-    if not boot or (is_same and last is not None and 0 <= now - last.at < OBSERVED_S):
+    if not boot:
         return run
-    if last is not None and not is_same and run.steps and run.steps[-1].ended is None:
+    if last is not None and last.boot == boot:
+        if 0 <= now - last.at < OBSERVED_S:
+            return run
+    elif last is not None and run.steps and run.steps[-1].ended is None:
         passed_s, step, since = now - last.at, run.steps[-1], run.blocked_since
         reached = None if step.reached is None else step.reached + passed_s
         step = replace(step, began=step.began + passed_s, reached=reached)
