@@ -36,7 +36,7 @@ from agent.runtime.offload import Lanes
 from agent.runtime.poll_timers import next_round, pause
 from agent.server import application
 from agent.services import AgentServices
-from wire.admission import open_admission
+from wire.admission import ConnectionAdmission
 from wire.client import WireClient
 from wire.errors import Busy, ConfigError, HostError, NotBtrfs, TwineError, Unprocessable
 from wire.limits import LOCAL, ConnectionLimits, raise_descriptor_limit
@@ -161,7 +161,7 @@ class Agent:
             log.warning(
                 "only the owner of the socket may use it: its group could not be set", extra=fields
             )
-        admission = open_admission(runner, listener, None, LOCAL, _http_log)
+        admission = ConnectionAdmission(runner, listener, None, LOCAL, _http_log)
         await stack.enter_async_context(admission)
         stack.callback(path.unlink, missing_ok=True)
 
@@ -184,7 +184,7 @@ class Agent:
         tls = self.identity.server_context()
         listener = listen((host, port), _BACKLOG)
         limits = _LIMITS.within(raise_descriptor_limit())
-        async with open_admission(runner, listener, tls, limits, _http_log):
+        async with ConnectionAdmission(runner, listener, tls, limits, _http_log):
             at, own_port = listener.getsockname()[:2]
             log.info("serving", extra={"address": f"{at}:{own_port}"})
             parts.clones.served.set()

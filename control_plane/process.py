@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from wire.errors import ConfigError
+import click
+
+from wire.errors import Busy, ConfigError
 
 if TYPE_CHECKING:
     from control_plane.runtime.runtime import Runtime
     from control_plane.store import Store
 
 _T = TypeVar("_T")
+STANDBY_S = 2.0
+"""Between two attempts to open a store that another process holds."""
 
 
 async def despite_damage(load: Callable[[], Awaitable[_T]], stores: Sequence[Store]) -> _T:
@@ -69,6 +74,43 @@ async def before(stopping: asyncio.Event, opening: asyncio.Future[Any], runtime:
         return True
     opening.cancel()
     await asyncio.gather(opening, return_exceptions=True)
+    return False
+
+
+async def opened(
+    stack: AsyncExitStack,
+    store: Store,
+    stopping: asyncio.Event,
+    runtime: Runtime,
+    stand_by: Callable[[], None] = lambda: None,
+) -> bool:
+    """Return whether the store is open, until the stack ends; False: it is time to stop.
+
+    While another process has the store, this one stands by; `stand_by` is called once then.
+    """
+    opening = asyncio.ensure_future(_opened(stack, store, stopping, stand_by))
+    return await before(stopping, opening, runtime) and opening.result()
+
+
+async def _opened(
+    stack: AsyncExitStack, store: Store, stopping: asyncio.Event, stand_by: Callable[[], None]
+) -> bool:
+    is_reported = False
+    while not stopping.is_set():
+        try:
+            await stack.enter_async_context(store)
+        except Busy as e:
+            if not is_reported:
+                click.echo(f"standing by: {e}", err=True)
+                stand_by()
+            is_reported = True
+        else:
+            return True
+        try:
+            async with asyncio.timeout(STANDBY_S):
+                await stopping.wait()
+        except TimeoutError:
+            continue
     return False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from control_plane.cli.jobfile import read_document
 from control_plane.cli.program import Program, Target
 from control_plane.commands import until_signal
 from control_plane.notify import notify
-from control_plane.process import before, boot_id, until
+from control_plane.process import boot_id, opened, until
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Store
@@ -30,9 +30,6 @@ from conveyor.server import DeliveryAccess, serving
 from conveyor.service import ROUND_S, DeliveryService
 from wire import log as logs
 from wire import tls
-from wire.errors import Busy
-
-_RETRY_S = 2.0
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,10 +69,10 @@ async def run_service(
     """
     runtime = Runtime()
     store = open_store(config)
-    opening = asyncio.ensure_future(_opened(store, stopping))
-    if not await before(stopping, opening, runtime) or not opening.result():
-        return
-    try:
+    stand_by = partial(notify, "READY=1\nSTATUS=standing by")
+    async with AsyncExitStack() as stack:
+        if not await opened(stack, store, stopping, runtime, stand_by):
+            return
         anchor = Anchor(store, runtime, boot_id())
         await anchor.load()
         async with _serving(config, store, runtime, round_s) as (service, fleets):
@@ -83,29 +80,6 @@ async def run_service(
             started()
             loops = (service.run(), fleets.run(), runtime.watch_clocks(), anchor.run())
             await until(stopping, *loops, store.wait_failed())
-    finally:
-        await store.__aexit__(None, None, None)
-
-
-async def _opened(store: Store, stopping: asyncio.Event) -> bool:
-    """Return whether the store is open; False: another process had it until the end."""
-    announced = False
-    while not stopping.is_set():
-        try:
-            await store.__aenter__()
-        except Busy as e:
-            if not announced:
-                notify("READY=1\nSTATUS=standing by")
-                click.echo(f"standing by: {e}", err=True)
-                announced = True
-            try:
-                async with asyncio.timeout(_RETRY_S):
-                    await stopping.wait()
-            except TimeoutError:
-                continue
-        else:
-            return True
-    return False
 
 
 @asynccontextmanager
@@ -117,8 +91,10 @@ async def _serving(
         meter = GateMeter(CommandChecks(client))
         hosts = CommandHosts(client)
         jobs = PushIntents(client)
-        writer = FleetReleases(store, jobs, hosts, config.fleets, runtime, round_s)
-        service = DeliveryService(DeliveryRecords(store), writer, runtime, meter, round_s=round_s)
+        boot = boot_id()
+        writer = FleetReleases(store, jobs, hosts, config.fleets, runtime, round_s, boot)
+        records = DeliveryRecords(store)
+        service = DeliveryService(records, writer, runtime, meter, round_s=round_s, boot=boot)
         await service.load()
         address, at = config.listen_on(), None
         if address is not None:

@@ -35,10 +35,9 @@ class CommandChecks:
         self, name: str, run: PipelineRun, seen: Sequence[JobProgress], now: float
     ) -> Measured | None:
         """Return the outcome of a command once it ended, None while it runs."""
-        gate, time = run.spec.gates[name].command, run.steps[-1]
+        gate = run.spec.gates[name].command
         assert gate is not None
-        assert time.reached is not None
-        is_soaked = now - time.reached >= steps(run.spec)[run.step].stage.soak_s
+        is_soaked = judge.soaked_s(run, now) >= steps(run.spec)[run.step].stage.soak_s
         mark = f"{run.number}.{len(run.steps)}.{'after' if is_soaked else 'in'}-soak"
         job = check_job_name(run.spec.name, name)
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Put, Store
@@ -25,6 +25,7 @@ from wire.errors import Busy, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 FLEETS = "fleets/"
+Change = Callable[[FleetRecord], FleetRecord]
 
 
 class FleetReleases:
@@ -38,9 +39,12 @@ class FleetReleases:
         settings: Mapping[str, FleetSettings],
         runtime: Runtime,
         round_s: float,
+        boot: str = "",
     ) -> None:
+        """`boot` names this boot of the host; empty: not known."""
         self._store, self._jobs, self._hosts = store, jobs, hosts
         self._settings, self._runtime, self._round_s = settings, runtime, round_s
+        self._boot = boot
         self._locks = {name: asyncio.Lock() for name in settings}
 
     async def look(self, job: str, image: str) -> JobProgress:
@@ -65,12 +69,10 @@ class FleetReleases:
         name = act.job.removeprefix(FLEET)
         if name not in self._settings:
             raise NotFound(f"there is no fleet {name!r}", hint="conveyor.toml: [fleets.NAME]")
-        async with self._locks[name]:
-            record, revision = await self._read(name)
-            now = ""
-            if not record.release:
-                now = fleet.common_release(await self._hosts.look(self._settings[name]))
-            await self._write(name, fleet.written(record, act, now), revision)
+        record, now = (await self._read(name))[0], ""
+        if not record.release:
+            now = fleet.common_release(await self._hosts.look(self._settings[name]))
+        await self._change(name, lambda record: fleet.written(record, act, now))
 
     async def run(self) -> None:
         """Carry out the wanted state of all fleets until cancelled; `Busy` if the store is lost."""
@@ -101,11 +103,13 @@ class FleetReleases:
         seen: list[HostSeen] = []
         if record.work is None or record.work.installed is not None:
             seen = await self._hosts.look(settings)
-        async with self._locks[name]:
-            record, revision = await self._read(name)
-            patience = FleetPatience(settings.healthy_s, settings.settle_s)
-            after = fleet.advanced(record, seen, patience, self._runtime.date()) if seen else record
-            await self._write(name, after, revision)
+        patience, now = FleetPatience(settings.healthy_s, settings.settle_s), self._runtime.date()
+
+        def advanced(record: FleetRecord) -> FleetRecord:
+            taken = fleet.taken_over(record, now, self._boot)
+            return fleet.advanced(taken, seen, patience, now) if seen else record
+
+        after = await self._change(name, advanced)
         if after.work is not None and after.work.installed is None:
             await self._install(name, after.work.host, after.work.release)
 
@@ -114,19 +118,15 @@ class FleetReleases:
         if failure := self._store.failure():
             raise Busy(f"cannot change hosts: {failure}")
         log.info("install", extra={"fleet": name, "host": host, "release": release})
-        failed = ""
         try:
             await self._hosts.install(self._settings[name], host, release)
         except TwineError as e:
-            failed = str(e)
+            failed, now = str(e), self._runtime.date()
             log.warning("install failed", extra={"fleet": name, "host": host, "reason": failed})
-        async with self._locks[name]:
-            record, revision = await self._read(name)
+            await self._change(name, lambda record: fleet.host_failed(record, failed, now))
+        else:
             now = self._runtime.date()
-            after = (
-                fleet.host_failed(record, failed, now) if failed else fleet.installed(record, now)
-            )
-            await self._write(name, after, revision)
+            await self._change(name, lambda record: fleet.installed(record, now, self._boot))
 
     async def _read(self, name: str) -> tuple[FleetRecord, int]:
         entry = await self._store.get(FLEETS + name)
@@ -134,8 +134,12 @@ class FleetReleases:
             return FleetRecord(), 0
         return decoded(entry.value, FleetRecord, entry.key), entry.revision
 
-    async def _write(self, name: str, record: FleetRecord, revision: int) -> None:
-        before, _ = await self._read(name)
-        if record != before:
-            put = Put(FLEETS + name, encoded(record))
-            await self._store.txn({FLEETS + name: revision}, [put])
+    async def _change(self, name: str, change: Change) -> FleetRecord:
+        """Store what `change` makes of the record of a fleet, and return it."""
+        async with self._locks[name]:
+            before, revision = await self._read(name)
+            after = change(before)
+            if after != before:
+                put = Put(FLEETS + name, encoded(after))
+                await self._store.txn({put.key: revision}, [put])
+            return after

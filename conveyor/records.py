@@ -179,9 +179,9 @@ def _new_verdicts(before: PipelineRecord, after: PipelineRecord) -> list[tuple[i
     run = after.active
     if run is None:
         return []
-    same = before.active is not None and before.active.number == run.number
-    known = before.active.verdicts if same and before.active is not None else {}
-    measured = before.active.measured if same and before.active is not None else 0
+    known, measured = dict[str, GateVerdict](), 0
+    if before.active is not None and before.active.number == run.number:
+        known, measured = before.active.verdicts, before.active.measured
     new = [v for name, v in run.verdicts.items() if known.get(name) != v]
     return list(enumerate(new, measured + 1)) if run.measured > measured else []
 

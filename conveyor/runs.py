@@ -91,6 +91,14 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Time for which a hold or a pause of the owner blocked the step."""
 
 
+class RunObserved(msgspec.Struct, frozen=True, kw_only=True):
+    """When a run was last observed, and the boot of the host that observed it."""
+
+    boot: str
+    at: float
+    """In seconds since 1970, by the clock of that host."""
+
+
 class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The progress of one image through the stages."""
 
@@ -125,6 +133,8 @@ class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """What the run waits for, in a sentence."""
     blocked_since: float | None = None
     """When a hold or a pause of the owner began to block the step."""
+    observed: RunObserved | None = None
+    """Stored every minute; None: the boot of the host is not known."""
     ended: float | None = None
     reason: str = ""
     """Why it failed, or was ended."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from conveyor.api import PipelineSpec
 from conveyor.routes import READS, ROUTES, WRITES
-from conveyor.runs import PipelinePlan, PipelineView, PipelineViews, RunHistory
 from conveyor.service import DeliveryService
 from wire import listen
 from wire.errors import Forbidden, InvalidInput, Unauthenticated
@@ -28,8 +28,8 @@ HISTORY_MAX = 100
 class DeliveryAccess:
     """The rights of callers: users read, the named writers and the local socket change."""
 
-    def __init__(self, writers: frozenset[str], domain: str = "") -> None:
-        self._writers, self._domain = writers, domain
+    def __init__(self, writers: frozenset[str]) -> None:
+        self._writers = writers
 
     def __call__(self, request: web.Request, route: Route) -> Peer:
         """Return the caller, or raise `Unauthenticated` or `Forbidden`."""
@@ -38,7 +38,7 @@ class DeliveryAccess:
             if user[0] not in (0, os.getuid()):
                 raise Forbidden(f"user id {user[0]} may not use this socket", hint="call as root")
             return Peer(name="local", role="local", is_trusted=True)
-        peer = tls_peer(request.transport, self._domain)
+        peer = tls_peer(request.transport)
         if peer is None:
             raise Unauthenticated("the delivery service is served over TLS only")
         if peer.role != "user":
@@ -55,55 +55,35 @@ class DeliveryAccess:
 
 def handlers(service: DeliveryService) -> Mapping[str, Handler]:
     """Return a handler for each row of the route table."""
+    return {
+        "list_pipelines": lambda _: service.views(),
+        "get_pipeline": lambda call: service.view(_name(call)),
+        "apply_pipeline": lambda call: service.apply(_spec(call), _caller(call.peer)),
+        "remove_pipeline": lambda call: service.remove(_name(call)),
+        "plan_pipeline": lambda call: service.plan(_spec(call)),
+        "start_run": lambda call: service.start(_name(call), call.body, _caller(call.peer)),
+        "control_run": lambda call: service.control(_name(call), call.body, _caller(call.peer)),
+        "get_history": lambda call: service.history(
+            _name(call), call.limit(HISTORY_MAX, 10), call.whole("run")
+        ),
+    }
 
-    async def list_pipelines(_: Call) -> PipelineViews:
-        return await service.views()
 
-    async def get_pipeline(call: Call) -> PipelineView:
-        return await service.view(call.path["pipeline"])
+def _name(call: Call) -> str:
+    return call.path["pipeline"]
 
-    async def apply_pipeline(call: Call) -> PipelineView:
-        _same_name(call)
-        return await service.apply(call.body, _caller(call.peer))
 
-    async def remove_pipeline(call: Call) -> None:
-        await service.remove(call.path["pipeline"])
-
-    async def plan_pipeline(call: Call) -> PipelinePlan:
-        _same_name(call)
-        return await service.plan(call.body)
-
-    async def start_run(call: Call) -> PipelineView:
-        return await service.start(call.path["pipeline"], call.body, _caller(call.peer))
-
-    async def control_run(call: Call) -> PipelineView:
-        return await service.control(call.path["pipeline"], call.body, _caller(call.peer))
-
-    async def get_history(call: Call) -> RunHistory:
-        limit, run = call.limit(HISTORY_MAX, 10), call.whole("run")
-        return await service.history(call.path["pipeline"], limit, run)
-
-    found = (
-        list_pipelines,
-        get_pipeline,
-        apply_pipeline,
-        remove_pipeline,
-        plan_pipeline,
-        start_run,
-        control_run,
-        get_history,
-    )
-    return {handler.__name__: handler for handler in found}
+def _spec(call: Call) -> PipelineSpec:
+    """Return the pipeline that a call sends, or raise `InvalidInput` if its name is another one."""
+    spec: PipelineSpec = call.body
+    if spec.name != _name(call):
+        raise InvalidInput(f"pipeline {spec.name} cannot be put at {_name(call)!r}")
+    return spec
 
 
 def _caller(peer: Peer) -> str:
     """Return the name of a caller in the history of a pipeline: `user:ann`, `local`."""
     return f"user:{principal(peer)}" if peer.role == "user" else peer.name
-
-
-def _same_name(call: Call) -> None:
-    if call.body.name != call.path["pipeline"]:
-        raise InvalidInput(f"pipeline {call.body.name} cannot be put at {call.path['pipeline']!r}")
 
 
 @asynccontextmanager
@@ -117,14 +97,10 @@ async def serving(
     app = make_app(
         TITLE, ROUTES, handlers(service), access, version=metadata.version("twine-cluster")
     )
-    sock = listen.unix_socket(local)
     tcp, context = None, None
-    try:
+    with listen.local_socket(local) as sock:
         if tls is not None:
             host, port, context = tls
             tcp = listen.tcp_socket(host, port)
         async with listen.serving(app, tcp, context, sock):
             yield
-    finally:
-        sock.close()
-        local.unlink(missing_ok=True)

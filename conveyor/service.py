@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -19,14 +18,13 @@ from control_plane.store.records import DamagedRecord
 from conveyor.api import ControlRequest, ControlVerb, PipelineSpec, StartRequest
 from conveyor.core import commands, decide, judge
 from conveyor.core.acts import DeliveryAct, named
-from conveyor.core.stages import step_text, steps
-from conveyor.core.transitions import may_begin_late
-from conveyor.gates import GateMeter, GateReader
+from conveyor.core.stages import steps
+from conveyor.core.transitions import may_begin_late, observed
+from conveyor.gates import GateReader
 from conveyor.notifications import Notifications, Notify, notify
 from conveyor.push import PushWriter
 from conveyor.records import DamagedPipeline, DeliveryRecords, KnownPipeline
 from conveyor.runs import (
-    GateVerdict,
     JobProgress,
     PipelinePlan,
     PipelineRecord,
@@ -38,7 +36,6 @@ from conveyor.runs import (
 from wire.errors import Busy, Conflict, NotFound, TwineError
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 ROUND_S = 2.0
 """Between two rounds of a pipeline that has a run."""
 IDLE_S = 10.0
@@ -56,13 +53,15 @@ class DeliveryService:
         records: DeliveryRecords,
         writer: PushWriter,
         runtime: Runtime,
-        meter: GateReader | None = None,
+        meter: GateReader,
         send: Notify = notify,
         round_s: float = ROUND_S,
+        boot: str = "",
     ) -> None:
-        self._records, self._writer, self._runtime = records, writer, runtime
-        self._meter: GateReader = meter or GateMeter()
-        self._notifications, self._round_s = Notifications(runtime, send), round_s
+        """`boot` names this boot of the host; empty: not known."""
+        self._records, self._writer, self._runtime, self._meter = records, writer, runtime, meter
+        self._notifications = Notifications(runtime, send)
+        self._round_s, self._boot = round_s, boot
         self._known: dict[str, KnownPipeline] = {}
         self._damaged: dict[str, DamagedPipeline] = {}
         self._locks: dict[str, asyncio.Lock] = {}
@@ -126,10 +125,10 @@ class DeliveryService:
         async with self._lock(name):
             known = await self._fresh(name)
             known = await self._triggered(known)
-            record = known.record
+            record = self._observed(known.record)
             jobs = await self._look(name, record)
             decision = decide.advance(record, jobs, self._runtime.date())
-            known = await self._write(known, decision.record, decision.ended)
+            known = await self._write(known, self._observed(decision.record), decision.ended)
             for act in decision.acts:
                 await self._act(name, act)
         await self._clean_up(name)
@@ -144,6 +143,13 @@ class DeliveryService:
             raise NotFound(f"there is no pipeline {name!r}", hint="twinectl pipeline apply FILE")
         self._known[name] = known
         return known
+
+    def _observed(self, record: PipelineRecord) -> PipelineRecord:
+        """Return a record whose run is noted as observed by this process."""
+        run = record.active
+        if run is None:
+            return record
+        return replace(record, active=observed(run, self._boot, self._runtime.date()))
 
     async def _triggered(self, known: KnownPipeline) -> KnownPipeline:
         trigger, name = known.record.spec.trigger, known.record.spec.name
@@ -184,10 +190,8 @@ class DeliveryService:
         known = await self._records.write(known, record, ended)
         self._known[record.spec.name] = known
         for run in ended:
-            log.info(
-                "run ended",
-                extra={"pipeline": record.spec.name, "run": run.number, "state": run.state.value},
-            )
+            fields = {"pipeline": record.spec.name, "run": run.number, "state": run.state.value}
+            log.info("run ended", extra=fields)
         return known
 
     async def _act(self, name: str, act: DeliveryAct) -> None:
@@ -216,10 +220,7 @@ class DeliveryService:
                 continue
             if run is not None and may_begin_late(run, self._runtime.date()):
                 continue
-            async with self._lock(name):
-                known = await self._fresh(name)
-                left = tuple(n for n in known.record.unchecked if n != number)
-                await self._write(known, replace(known.record, unchecked=left), ())
+            await self._strike(name, "unchecked", number)
 
     async def _ended_run(self, name: str, number: int) -> PipelineRun | None:
         """Return an ended run; None: it is not kept any more, or damaged."""
@@ -233,25 +234,13 @@ class DeliveryService:
         self, name: str, run: PipelineRun, gates: Sequence[str], jobs: dict[str, JobProgress]
     ) -> None:
         """Measure gates outside of the lock, and store the results if the step is the same."""
-        step, time = steps(run.spec)[run.step], run.steps[-1]
-        seen = [jobs[job] for job in step.jobs]
-        assert time.reached is not None
-        verdicts = []
+        step = steps(run.spec)[run.step]
+        seen, verdicts = [jobs[job] for job in step.jobs], []
         for gate in gates:
             now = self._runtime.date()
             found = await self._meter.measure(gate, run, seen, now)
-            if found is None:
-                continue
-            verdict = GateVerdict(
-                gate=gate,
-                step=run.step,
-                at=now,
-                outcome=found.outcome,
-                reason=found.reason,
-                numbers=dict(found.numbers),
-                after_soak=now - time.reached >= step.stage.soak_s,
-            )
-            verdicts.append(verdict)
+            if found is not None:
+                verdicts.append(judge.verdict_of(run, step.stage, gate, found, now))
         async with self._lock(name):
             for verdict in verdicts:
                 known = await self._fresh(name)
@@ -267,21 +256,24 @@ class DeliveryService:
             run = await self._ended_run(name, number)
             if run is not None and not await self._notifications.deliver(name, run):
                 continue
-            async with self._lock(name):
-                known = await self._fresh(name)
-                left = tuple(n for n in known.record.unsent if n != number)
-                await self._write(known, replace(known.record, unsent=left), ())
+            await self._strike(name, "unsent", number)
+
+    async def _strike(self, name: str, field: str, number: int) -> None:
+        """Remove a run from a field of the stored pipeline that lists runs."""
+        async with self._lock(name):
+            known = await self._fresh(name)
+            left = tuple(n for n in getattr(known.record, field) if n != number)
+            await self._write(known, replace(known.record, **{field: left}), ())
 
     # -- API
 
     async def apply(self, spec: PipelineSpec, who: str) -> PipelineView:
         """Create a pipeline or change it."""
         async with self._lock(""), self._lock(spec.name):
-            others = [k.record.spec for k in self._known.values()]
             known = await self._records.get(spec.name)
             before = known.record if known is not None else None
             now = self._runtime.date()
-            record = commands.applied(before, spec, others, who, now)
+            record = commands.applied(before, spec, self._specs(), who, now)
             known = known or KnownPipeline(record, 0)
             await self._write(known, record, ())
         log.info("pipeline applied", extra={"pipeline": spec.name, "who": who})
@@ -319,9 +311,8 @@ class DeliveryService:
             known = await self._fresh(name)
             is_past = request.verb is ControlVerb.ROLLBACK and known.record.active is None
             last = await self._records.last_change(known.record) if is_past else None
-            record, ended = commands.controlled(
-                known.record, request, who, last, self._runtime.date()
-            )
+            record, now = self._observed(known.record), self._runtime.date()
+            record, ended = commands.controlled(record, request, who, last, now)
             await self._write(known, record, ended)
         log.info("run controlled", extra={"pipeline": name, "verb": request.verb, "who": who})
         return await self._woken(name)
@@ -348,24 +339,13 @@ class DeliveryService:
     async def plan(self, spec: PipelineSpec) -> PipelinePlan:
         """Return what applying a pipeline would change and what its next run would do."""
         known = self._known.get(spec.name)
-        fields = spec.__struct_fields__
-        before = known.record.spec if known is not None else None
-        changed = [f for f in fields if before is None or getattr(before, f) != getattr(spec, f)]
-        others = [k.record.spec for k in self._known.values()]
-        warnings = []
-        commands.applied(known.record if known else None, spec, others, "", 0.0)
-        sizes: dict[str, int] = {}
-        for job in spec.targets:
-            seen = await self._writer.look(job, "")
-            sizes[job] = seen.size
-            if not seen.image:
-                warnings.append(f"{named(job)} does not exist; runs wait until it does")
-        planned = steps(spec)
-        for step in planned:
-            if not step.stage.gates and not step.stage.soak_s:
-                warnings.append(f"stage {step.name} has neither soak nor gate")
-        texts = [step_text(step, sizes) for step in planned]
-        return PipelinePlan(changed=changed, steps=texts, warnings=warnings)
+        before = known.record if known is not None else None
+        commands.applied(before, spec, self._specs(), "", 0.0)
+        jobs = [await self._writer.look(job, "") for job in spec.targets]
+        return commands.planned(before, spec, jobs)
+
+    def _specs(self) -> list[PipelineSpec]:
+        return [known.record.spec for known in self._known.values()]
 
     async def views(self) -> PipelineViews:
         """Return all pipelines."""

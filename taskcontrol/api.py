@@ -8,6 +8,7 @@ missed only `completed`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 import msgspec
 
@@ -39,6 +40,11 @@ class TaskOperation(_Sent, frozen=True, kw_only=True):
     instead: list[str] = []
     """Alternatives that may be acknowledged instead of its kind: `stop` (the task is stopped,
     stays on its machine, and starts again once the machine is back)."""
+
+    @property
+    def latest(self) -> float:
+        """When it begins without acknowledgement; infinity: never."""
+        return inf if self.deadline is None else self.deadline
 
 
 class CompletedOperation(_Sent, frozen=True, kw_only=True):

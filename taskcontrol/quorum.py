@@ -6,10 +6,9 @@ that a release causes one change of leader instead of one for each member (paper
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from taskcontrol.api import TaskControlRequest, TaskControlResponse, TaskOperation
+from taskcontrol.api import TaskControlRequest, TaskControlResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +36,7 @@ class Quorum:
         is_enough = serving - 1 >= majority + self.spare
         # one or two members cannot keep a majority, but updates must be possible
         if healthy and leader is not None and (is_enough or (request.tasks < 3 and not down)):
-            ack.append(_first(healthy, leader).id)
+            # followers by deadline, then by index; the leader last
+            first = min(healthy, key=lambda o: (o.task == leader, o.latest, o.task))
+            ack.append(first.id)
         return TaskControlResponse(ack=list(ack))
-
-
-def _first(operations: Sequence[TaskOperation], leader: int) -> TaskOperation:
-    """Return the first operation: followers by deadline, then by index; the leader last."""
-
-    def turn(operation: TaskOperation) -> tuple[bool, float, int]:
-        deadline = operation.deadline if operation.deadline is not None else float("inf")
-        return operation.task == leader, deadline, operation.task
-
-    return min(operations, key=turn)

@@ -21,7 +21,7 @@ from wire import listen, tls
 from wire.errors import ConfigError, Unauthenticated
 from wire.fairness import Peer
 from wire.openapi import document
-from wire.peers import expect_peer, peer_of
+from wire.peers import expect_peer
 from wire.routes import Route
 from wire.server import Call, make_app
 from wire.tls import CONTROL_PLANE, Credential
@@ -61,9 +61,7 @@ def _authorize(request: web.Request, _: Route) -> Peer:
     ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
     if ssl_object is None:
         raise Unauthenticated("a controller is served over TLS only")
-    certificate = ssl_object.getpeercert()
-    expect_peer(certificate, CONTROL_PLANE)
-    return peer_of(certificate)
+    return expect_peer(ssl_object.getpeercert(), CONTROL_PLANE)
 
 
 @asynccontextmanager

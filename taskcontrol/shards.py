@@ -46,7 +46,7 @@ class Sharded:
         room = len(request.request) if self.at_once is None else self.at_once - len(request.down)
         taken = set[int]()
         ack = list[str | Ack]()
-        for operation in sorted(request.request, key=_urgency):
+        for operation in sorted(request.request, key=lambda o: (o.latest, o.task)):
             way = self._way(operation, notices.get(operation.notice))
             if way is None:
                 continue
@@ -73,7 +73,3 @@ class Sharded:
         if "stop" in operation.instead:
             return Ack(operation=operation.id, instead="stop")
         return operation.id
-
-
-def _urgency(operation: TaskOperation) -> tuple[float, int]:
-    return operation.deadline if operation.deadline is not None else float("inf"), operation.task

@@ -27,7 +27,7 @@ class Stateless:
         down = request.down
         free = [o for o in request.request if o.task in down]
         rest = [o for o in request.request if o.task not in down]
-        rest.sort(key=lambda o: (o.deadline is None, o.deadline or 0.0, o.task))
+        rest.sort(key=lambda o: (o.latest, o.task))
         room = max(0, self.room(request.tasks, len(down), load))
         chosen = dict.fromkeys(o.task for o in rest)
         going = frozenset(list(chosen)[:room])

@@ -22,12 +22,12 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
+from typing import Self
 
 from aiohttp import web
 
-from wire.connection import HttpConnection, begins_at, ends_at, identity_in
+from wire.connection import HttpConnection
 from wire.handshakes import Handshakes
 from wire.limits import ConnectionLimits
 from wire.networks import ByNetwork, Suspects, whence
@@ -46,10 +46,11 @@ _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 IsVoid = Callable[[str, float], bool]
+"""Returns whether a certificate was revoked, by its name and the time it begins."""
 
 
 class ConnectionAdmission:
-    """One listening socket of an HTTP server."""
+    """One listening socket of an HTTP server, which accepts connections within its context."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class ConnectionAdmission:
         logger: logging.Logger,
         is_void: IsVoid | None = None,
     ) -> None:
+        """`is_void` is called once a second; None: no certificate can be revoked."""
         self.limits = limits
         self._runner, self._listener, self._tls = runner, listener, tls
         self._logger, self._is_void = logger, is_void
@@ -79,12 +81,13 @@ class ConnectionAdmission:
         self._is_soon = False
         """Whether the next sweep comes within a second."""
 
-    def open(self) -> None:
+    async def __aenter__(self) -> Self:
         """Accept connections from now on."""
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener.fileno(), self._accept)
+        return self
 
-    async def close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop accepting connections; the runner closes the open ones."""
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener.fileno())
@@ -201,17 +204,10 @@ class ConnectionAdmission:
         """Admit a pending connection after its TLS handshake, or at once without TLS."""
         self._pending.remove(pending)
         certificate = transport.get_extra_info("peercert") or {}
-        name = identity_in(certificate)
         connection = HttpConnection(
-            self._runner,
-            self._logger,
-            self._left,
-            pending.address,
-            pending.network,
-            name,
-            pending.since,
+            self._runner, self._logger, self._left, self._notify, pending, certificate
         )
-        connection.valid_from, connection.not_after = begins_at(certificate), ends_at(certificate)
+        name = connection.name
         if name and self._of_peer[name] >= self.limits.per_peer:
             self._count("one identity has too many")
             transport.abort()
@@ -221,7 +217,6 @@ class ConnectionAdmission:
             transport.abort()
             return
         self._connections[connection] = None
-        connection.notify = self._notify
         self._notify()
         if name:
             self._of_peer[name] += 1
@@ -328,25 +323,3 @@ class ConnectionAdmission:
         if self._connections and self._is_void is not None:
             return _SWEEP_S  # revocations are not announced here
         return max(_SWEEP_S, next_s) if self._pending or self._connections else None
-
-
-@asynccontextmanager
-async def open_admission(
-    runner: web.AppRunner,
-    listener: socket.socket,
-    tls: ssl.SSLContext | None,
-    limits: ConnectionLimits,
-    logger: logging.Logger,
-    is_void: IsVoid | None = None,
-) -> AsyncIterator[ConnectionAdmission]:
-    """Serve the runner's application on a listening socket until left.
-
-    `is_void` returns whether a certificate was revoked, by its name and the time it begins. It is
-    called once a second. None: no certificate can be revoked.
-    """
-    admission = ConnectionAdmission(runner, listener, tls, limits, logger, is_void)
-    admission.open()
-    try:
-        yield admission
-    finally:
-        await admission.close()

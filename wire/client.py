@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import Enum
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -97,6 +96,7 @@ class WireClient:
         """Returns headers that are added to each request."""
         self.on_answer: Callable[[Mapping[str, str]], None] = lambda _: None
         """Called with the headers of each answer."""
+        self._base = "http://local" if endpoint.startswith("unix:") else endpoint.rstrip("/")
         self._timeout_s = timeout_s
         self._tls = tls
         self._sessions: dict[Lane, aiohttp.ClientSession] = {}
@@ -107,12 +107,7 @@ class WireClient:
         """Open the pool."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close all connections."""
         await self.close()
 
@@ -144,9 +139,29 @@ class WireClient:
             session._retry_connection = False
         return session
 
-    def _url(self, route: Route, parameters: dict[str, object]) -> str:
-        base = "http://local" if self.endpoint.startswith("unix:") else self.endpoint.rstrip("/")
-        return base + route.url(**parameters)
+    @asynccontextmanager
+    async def _request(
+        self,
+        lane: Lane,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout,
+        data: Any = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request and yield the response, or raise why the server cannot be reached."""
+        try:
+            async with self._open(lane).request(
+                method,
+                self._base + path,
+                data=data,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError) as e:
+            raise self._unreachable(method, path, e) from e
 
     async def call(
         self,
@@ -158,26 +173,15 @@ class WireClient:
         **parameters: object,
     ) -> Any:
         """Return the route's response; raise what the server raised, or `Unreachable`."""
-        data: Any = stream
-        if body is not None:
-            data = msgspec.json.encode(body)
+        data: Any = stream if body is None else msgspec.json.encode(body)
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
-        url = self._url(route, parameters)
-        try:
-            async with self._open(_lane(route)).request(
-                route.method,
-                url,
-                data=data,
-                timeout=timeout,
-                allow_redirects=False,
-                headers=self.headers(),
-            ) as response:
-                answer = await self._answer(route, response)
-                self.on_answer(response.headers)
-                if response.status >= 300:
-                    raise _refusal(route, response.status, answer)
-        except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise self._unreachable(route.method, route.url(**parameters), e) from e
+        lane, path = _lane(route), route.url(**parameters)
+        request = self._request(lane, route.method, path, self.headers(), timeout, data)
+        async with request as response:
+            answer = await self._answer(route, response)
+            self.on_answer(response.headers)
+            if response.status >= 300:
+                raise _refusal(route, response.status, answer)
         if route.response is None:
             return None
         try:
@@ -190,49 +194,32 @@ class WireClient:
 
     async def stream(self, route: Route, **parameters: object) -> AsyncIterator[bytes]:
         """Yield the chunks of a `stream_out` route as they arrive, until its end."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s)
-        url = self._url(route, parameters)
-        try:
-            async with self._open(Lane.READER).request(
-                route.method,
-                url,
-                timeout=timeout,
-                allow_redirects=False,
-                headers=self.headers(),
-            ) as response:
-                if response.status >= 300:
-                    raise _refusal(route, response.status, await self._answer(route, response))
-                async for chunk in response.content.iter_any():
-                    yield chunk
-        except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise self._unreachable(route.method, route.url(**parameters), e) from e
+        path, timeout = route.url(**parameters), self._connect_timeout()
+        request = self._request(Lane.READER, route.method, path, self.headers(), timeout)
+        async with request as response:
+            if response.status >= 300:
+                raise _refusal(route, response.status, await self._answer(route, response))
+            async for chunk in response.content.iter_any():
+                yield chunk
 
-    @asynccontextmanager
-    async def pass_on(
+    def pass_on(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Send a request unchanged, with the rights of this client; yield the answer unread."""
-        base = "http://local" if self.endpoint.startswith("unix:") else self.endpoint.rstrip("/")
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s)
-        try:
-            async with self._open(Lane.READER).request(
-                method,
-                base + path,
-                data=body or None,
-                headers=headers,
-                timeout=timeout,
-                allow_redirects=False,
-            ) as response:
-                yield response
-        except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise self._unreachable(method, path, e) from e
+        timeout = self._connect_timeout()
+        return self._request(Lane.READER, method, path, headers, timeout, body or None)
+
+    def _connect_timeout(self) -> aiohttp.ClientTimeout:
+        """Return the limit of an answer that may last: the connection must be made in time."""
+        return aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s)
 
     @asynccontextmanager
     async def converse(self, route: Route, **parameters: object) -> AsyncIterator[Duplex]:
         """Open a `duplex` route; leaving ends the conversation."""
+        path = route.url(**parameters)
         try:
             async with self._open(Lane.READER).ws_connect(
-                self._url(route, parameters),
+                self._base + path,
                 heartbeat=HEARTBEAT_S,
                 max_msg_size=MAX_FRAME_BYTES,
                 compress=0,
@@ -244,7 +231,7 @@ class WireClient:
             await ask(route, **parameters)  # raises: a plain answer contains the reason
             raise ProtocolError(f"{self.endpoint} refused {route.name}: {e.message}") from e
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise self._unreachable(route.method, route.url(**parameters), e) from e
+            raise self._unreachable(route.method, path, e) from e
 
     async def _answer(self, route: Route, response: aiohttp.ClientResponse) -> bytes:
         """Return the whole answer. Raises `ProtocolError` above `max_answer_bytes`."""

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from wire.errors import Problem
 from wire.limits import ConnectionLimits
+from wire.pending import PendingConnection
 
 MAX_LINE_BYTES = 8190
 """Longest request line and header; a longer one is answered with 400."""
@@ -26,10 +27,6 @@ SERVER = "Twine"
 """Value of the header `Server`, without versions."""
 _NO_ACCESS_LOG: Any = None
 NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def _nothing() -> None:
-    """Do nothing: a connection that was not admitted here has no deadlines."""
 
 
 class HttpConnection(web.RequestHandler):
@@ -59,12 +56,14 @@ class HttpConnection(web.RequestHandler):
         runner: web.AppRunner,
         logger: logging.Logger,
         left: Callable[[HttpConnection], None],
-        address: str,
-        network: str,
-        name: str,
-        accepted_at: float = 0.0,
+        notify: Callable[[], None],
+        pending: PendingConnection,
+        certificate: Mapping[str, Any],
     ) -> None:
-        """`name` is that in the client's certificate; `left` is called when the connection ends."""
+        """`left` is called when the connection ends, `notify` when a deadline begins.
+
+        That deadline may be earlier than the present one.
+        """
         loop = asyncio.get_running_loop()
         assert runner.server is not None
         super().__init__(
@@ -76,16 +75,15 @@ class HttpConnection(web.RequestHandler):
             max_field_size=MAX_LINE_BYTES,
             logger=logger,
         )
-        self.address, self.network, self.name = address, network, name
-        self.accepted_at = accepted_at
+        self.address, self.network = pending.address, pending.network
+        self.name = identity_in(certificate)
+        self.accepted_at = pending.since
         """When it was accepted, before its handshake, by the time of the event loop."""
-        self.valid_from, self.not_after = 0.0, float("inf")
+        self.valid_from, self.not_after = begins_at(certificate), ends_at(certificate)
         """When its certificate begins and ends, in seconds since 1970."""
         self.peer: Any = None
         """What the server has stored about the caller; None before its first request."""
-        self._left = left
-        self.notify: Callable[[], None] = _nothing
-        """Called when a deadline begins; it may be earlier than the present one."""
+        self._left, self.notify = left, notify
         self._leaving: list[Callable[[], object]] = []
         """Called when the connection is lost."""
         self._request: web.Request | None = None

@@ -7,13 +7,13 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from aiohttp import web
 
-from wire.admission import ConnectionAdmission, IsVoid, open_admission
+from wire.admission import ConnectionAdmission, IsVoid
 from wire.errors import ConfigError
 from wire.limits import LOCAL, ConnectionLimits, raise_descriptor_limit
 from wire.server import http_log
@@ -48,10 +48,10 @@ async def serving(
         async with AsyncExitStack() as stack:
             admissions = []
             if tcp is not None:
-                admission = open_admission(runner, tcp, tls, limits, _http_log, is_void)
+                admission = ConnectionAdmission(runner, tcp, tls, limits, _http_log, is_void)
                 admissions.append(await stack.enter_async_context(admission))
             if local is not None:
-                admission = open_admission(runner, local, None, LOCAL, _http_log)
+                admission = ConnectionAdmission(runner, local, None, LOCAL, _http_log)
                 admissions.append(await stack.enter_async_context(admission))
             yield admissions
     finally:
@@ -109,6 +109,17 @@ def unix_socket(path: Path, group: str = "", *, is_shared: bool = False) -> sock
         sock.close()
         raise
     return sock
+
+
+@contextmanager
+def local_socket(path: Path, *, is_shared: bool = False) -> Iterator[socket.socket]:
+    """Listen on a `unix_socket` within the context, and remove its file then."""
+    sock = unix_socket(path, is_shared=is_shared)
+    try:
+        yield sock
+    finally:
+        sock.close()
+        path.unlink(missing_ok=True)
 
 
 def _remove_dead(path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 _UCRED = struct.Struct("3i")
+"""pid, uid, gid: `struct ucred` of unix(7)."""
 _REMEMBERED = 4096
 SUSPECT_S = 60.0
 PROVED_S = 600.0
@@ -80,13 +81,19 @@ def _note(times: dict[str, float], network: str, until: float) -> None:
         del times[next(iter(times))]
 
 
+def user_of(sock: socket.socket) -> tuple[int, int]:
+    """Return (uid, gid) of the process on the other end of a unix socket.
+
+    The kernel recorded them at connect(2) (SO_PEERCRED of unix(7)).
+    """
+    _, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return uid, gid
+
+
 def whence(sock: socket.socket, name: object) -> tuple[str, str]:
     """Return the address of a connecting client, and the network that is charged for it."""
     if sock.family == socket.AF_UNIX:
-        _, uid, _ = _UCRED.unpack(
-            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        )
-        return "", f"user {uid}"
+        return "", f"user {user_of(sock)[0]}"
     address = str(name[0]) if isinstance(name, tuple) else ""
     return address, network_of(address)
 

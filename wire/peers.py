@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +16,7 @@ from typing import Any
 from wire.connection import IDENTITY, begins_at, ends_at
 from wire.errors import Forbidden, Unauthenticated
 from wire.fairness import Peer
-
-_UCRED = struct.Struct("3i")
-"""pid, uid, gid: `struct ucred` of unix(7)."""
+from wire.networks import user_of
 
 
 def peer_of(certificate: Mapping[str, Any] | None, domain: str = "") -> Peer:
@@ -58,14 +55,16 @@ def principal(peer: Peer) -> str:
     return peer.name.rpartition("/")[2]
 
 
-def expect_peer(certificate: Mapping[str, Any] | None, path: str, domain: str = "") -> None:
-    """Raise `Forbidden` unless the certificate is that of `path`, such as `/host/vm1`.
+def expect_peer(certificate: Mapping[str, Any] | None, path: str, domain: str = "") -> Peer:
+    """Return the holder of a certificate; `Forbidden` unless it is `path`, such as `/host/vm1`.
 
     `path` may list several identities, separated by `|`.
     """
-    found = "/" + peer_of(certificate, domain).name.removeprefix("spiffe://").partition("/")[2]
+    peer = peer_of(certificate, domain)
+    found = "/" + peer.name.removeprefix("spiffe://").partition("/")[2]
     if found not in path.split("|"):
         raise Forbidden(f"expected to reach {path.replace('|', ' or ')}, but {found} answered")
+    return peer
 
 
 def tls_peer(transport: asyncio.BaseTransport | None, domain: str = "") -> Peer | None:
@@ -78,12 +77,6 @@ def tls_peer(transport: asyncio.BaseTransport | None, domain: str = "") -> Peer 
 
 
 def local_user(transport: asyncio.BaseTransport | None) -> tuple[int, int] | None:
-    """Return (uid, gid) of the process on the other end of a unix socket, else None.
-
-    The kernel recorded them at connect(2) (SO_PEERCRED of unix(7)).
-    """
+    """Return (uid, gid) of the process on the other end of a unix socket, else None."""
     sock = None if transport is None else transport.get_extra_info("socket")
-    if sock is None or sock.family != socket.AF_UNIX:
-        return None
-    _, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return uid, gid
+    return None if sock is None or sock.family != socket.AF_UNIX else user_of(sock)

@@ -5,7 +5,6 @@ Source: Prometheus documentation, "HTTP API": instant queries, range queries.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -68,12 +67,7 @@ class Prometheus:
         """Return itself; the first query connects."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close all connections."""
         await self.close()
 

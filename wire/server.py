@@ -126,31 +126,26 @@ def make_app(
         client_max_size=MAX_BODY_BYTES, middlewares=[attended, _numbered, _problems]
     )
     app.on_response_prepare.extend([_name_request, prepare])
-    fairness = _Fairness(WaitingCalls(), Computing(), Turns())
+    fairness = _Fairness()
     for route in routes:
-        app.router.add_route(
-            route.method,
-            route.path,
-            _endpoint(route, handlers[route.name], authorize, fairness),
-            expect_handler=_expected,
-        )
+        endpoint = _Endpoint(route, handlers[route.name], authorize, fairness)
+        app.router.add_route(route.method, route.path, endpoint.serve, expect_handler=_expected)
     spec = msgspec.json.encode(document(title, version, routes))
 
     async def openapi(request: web.Request) -> web.Response:
         authorize(request, Route("openapi", "GET", "/openapi.json"))
         return web.Response(body=spec, content_type="application/json")
 
+    async def scrape(request: web.Request) -> web.Response:
+        assert metrics is not None
+        authorize(request, Route("metrics", "GET", "/metrics"))
+        text = metrics()
+        body = text if isinstance(text, bytes) else await text
+        headers = {"Content-Type": "text/plain; version=0.0.4"}
+        return web.Response(body=body, headers=headers)
+
     app.router.add_get("/openapi.json", openapi)
     if metrics is not None:
-
-        async def scrape(request: web.Request) -> web.Response:
-            authorize(request, Route("metrics", "GET", "/metrics"))
-            text = metrics()
-            return web.Response(
-                body=text if isinstance(text, bytes) else await text,
-                headers={"Content-Type": "text/plain; version=0.0.4"},
-            )
-
         app.router.add_get("/metrics", scrape)
     return app
 
@@ -159,59 +154,64 @@ def make_app(
 class _Fairness:
     """The limits that callers share."""
 
-    waiting: WaitingCalls
-    computing: Computing
-    turns: Turns
+    waiting: WaitingCalls = field(default_factory=WaitingCalls)
+    computing: Computing = field(default_factory=Computing)
+    turns: Turns = field(default_factory=Turns)
 
 
-def _endpoint(
-    route: Route, handler: Handler, authorize: Authorize, fairness: _Fairness
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    computing = fairness.computing
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """One route, and the handler of its calls."""
 
-    async def endpoint(request: web.Request) -> web.StreamResponse:
-        peer = authorize(request, route)
+    route: Route
+    handler: Handler
+    authorize: Authorize
+    fairness: _Fairness
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request, and charge its caller for the computing time."""
+        computing, peer = self.fairness.computing, self.authorize(request, self.route)
         await computing.turn(peer)
         if peer.is_trusted:
-            return await placed(request, peer)
-        return await computing.charged(peer, placed(request, peer))
+            return await self._placed(request, peer)
+        return await computing.charged(peer, self._placed(request, peer))
 
-    async def placed(request: web.Request, peer: Peer) -> web.StreamResponse:
-        if route.is_waiting:
-            with fairness.waiting.of(peer):
-                return await answered(request, await decoded(request, peer))
-        if route.is_costly:
-            async with fairness.turns.of(peer):
-                return await answered(request, await decoded(request, peer))
-        return await answered(request, await decoded(request, peer))
+    async def _placed(self, request: web.Request, peer: Peer) -> web.StreamResponse:
+        if self.route.is_waiting:
+            with self.fairness.waiting.of(peer):
+                return await self._answered(request, peer)
+        if self.route.is_costly:
+            async with self.fairness.turns.of(peer):
+                return await self._answered(request, peer)
+        return await self._answered(request, peer)
 
-    async def decoded(request: web.Request, peer: Peer) -> Call:
-        data, stream = b"", None
-        _check_parameters(route, request)
-        if route.stream_in:
-            stream = _received(request)
-        elif route.request is not None:
-            limit = body_limit(route, peer)
-            data = await _body(request, limit)
-            await computing.turn(peer)  # many bodies of one caller may have come meanwhile
-        return _decode(route, request, peer, data, stream)
-
-    async def answered(request: web.Request, call: Call) -> web.StreamResponse:
+    async def _answered(self, request: web.Request, peer: Peer) -> web.StreamResponse:
+        route, call = self.route, await self._decoded(request, peer)
         if route.duplex:
-            return await duplex.serve(request, await handler(call))
+            return await duplex.serve(request, await self.handler(call))
         if route.stream_out:
-            return await answer_in_chunks(request, await handler(call))
+            return await answer_in_chunks(request, await self.handler(call))
+        work = self.handler(call)
         try:
-            result = await (
-                until_caller_leaves(request, handler(call)) if route.is_waiting else handler(call)
-            )
+            result = await (until_caller_leaves(request, work) if route.is_waiting else work)
         except CallerLeft:
             return web.Response(status=499)  # goes nowhere; an error would be logged
         status = 202 if result is None else 200
         body = await _encoded(result)
         return web.Response(body=body, status=status, content_type="application/json")
 
-    return endpoint
+    async def _decoded(self, request: web.Request, peer: Peer) -> Call:
+        route, body, stream = self.route, None, None
+        _check_parameters(route, request)
+        if route.stream_in:
+            stream = _received(request)
+        elif route.request is not None:
+            data = await _body(request, body_limit(route, peer))
+            # many bodies of one caller may have come meanwhile
+            await self.fairness.computing.turn(peer)
+            body = decode_json(data, route.request, "the request body", route.relations)
+        path, query = dict(request.match_info), dict(request.query)
+        return Call(route, peer, body, path, query, stream, request_id())
 
 
 async def _encoded(result: Any) -> bytes | io.BytesIO:
@@ -251,20 +251,6 @@ def refuse_repeated(query: MultiMapping[str]) -> None:
         raise InvalidInput(
             f"query parameter {', '.join(twice)} is given more than once", hint="give it once"
         )
-
-
-def _decode(
-    route: Route,
-    request: web.Request,
-    peer: Peer,
-    data: bytes,
-    stream: AsyncIterator[bytes] | None,
-) -> Call:
-    body = None
-    if route.request is not None and stream is None:
-        body = decode_json(data, route.request, "the request body", route.relations)
-    query = dict(request.query)
-    return Call(route, peer, body, dict(request.match_info), query, stream, request_id())
 
 
 async def _body(request: web.Request, limit: int) -> bytes:

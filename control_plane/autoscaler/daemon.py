@@ -21,19 +21,16 @@ from control_plane.autoscaler.signals import LoadSource, TaskUsageSource
 from control_plane.autoscaler.sizes import SizeIntents
 from control_plane.client import ControlPlaneClient
 from control_plane.commands import run, until_signal
-from control_plane.process import before, boot_id, until
+from control_plane.process import boot_id, opened, until
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.sqlite import SqliteStore
 from wire import log as logs
 from wire import tls
 from wire.config_file import read_config
-from wire.errors import Busy
 from wire.prometheus import Prometheus
 
-STANDBY_S = 2.0
-"""Between two attempts to open a store that another process holds."""
-_HISTORY = 100
+HISTORY = 100
 """Changes that the store keeps in memory for watches: there are no watches."""
 
 
@@ -56,36 +53,33 @@ class AutoscalerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """From one evaluation to the next."""
 
 
-def client_of(config: AutoscalerConfig) -> ControlPlaneClient:
-    """Return the client of the front end, not connected yet."""
-    if not config.credential:
-        return ControlPlaneClient(config.endpoint)
-    held = tls.load(Path(config.credential))
-    return ControlPlaneClient(config.endpoint, tls.client_context(held, tls.ENTRANCES))
+def client_of(endpoint: str, credential: str) -> ControlPlaneClient:
+    """Return the client of the front end, not connected yet; `credential` may be empty."""
+    if not credential:
+        return ControlPlaneClient(endpoint)
+    held = tls.load(Path(credential))
+    return ControlPlaneClient(endpoint, tls.client_context(held, tls.ENTRANCES))
 
 
 async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:
     """Run until `stopping` is set, or until the store or a loop fails."""
     runtime = Runtime()
     async with AsyncExitStack() as stack:
-        store = await opened(stack, Path(config.state), stopping, runtime)
-        if store is None:
+        store = SqliteStore(Path(config.state), HISTORY)
+        if not await opened(stack, store, stopping, runtime):
             return
         anchor = Anchor(store, runtime, boot_id())
         await anchor.load()
-        client = await stack.enter_async_context(client_of(config))
+        client = await stack.enter_async_context(client_of(config.endpoint, config.credential))
         usage = TaskUsageSource(runtime, client.describe_task)
         built_in = (LoadSignal.CPU, LoadSignal.MEMORY, LoadSignal.NETWORK)
         sources: dict[LoadSignal, LoadSource] = dict.fromkeys(built_in, usage)
+        server = None
         if config.prometheus:
-            source = PrometheusSource(config.prometheus, runtime)
-            stack.push_async_callback(source.close)
-            sources[LoadSignal.QUERY] = source
+            server = await stack.enter_async_context(Prometheus(config.prometheus))
+            sources[LoadSignal.QUERY] = PrometheusSource(server, runtime)
         writer = SizeIntents(client)
         autoscaler = Autoscaler(runtime, client, store, sources, writer, config.every_s)
-        server = Prometheus(config.prometheus) if config.prometheus else None
-        if server is not None:
-            stack.push_async_callback(server.close)
         tester = LoadTester(runtime, client, server)
         stack.push_async_callback(tester.close)
         servers = serving(autoscaler, tester, Path(config.socket), config.metrics)
@@ -93,33 +87,6 @@ async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:
         click.echo(f"autoscaler serves at {config.socket}", err=True)
         loops = (autoscaler.run(), runtime.watch_clocks(), anchor.run(), store.wait_failed())
         await until(stopping, *loops)
-
-
-async def opened(
-    stack: AsyncExitStack, folder: Path, stopping: asyncio.Event, runtime: Runtime
-) -> SqliteStore | None:
-    """Return the store once no other process has it; None: it is time to stop."""
-    opening = asyncio.ensure_future(_opened(stack, folder, stopping))
-    return opening.result() if await before(stopping, opening, runtime) else None
-
-
-async def _opened(
-    stack: AsyncExitStack, folder: Path, stopping: asyncio.Event
-) -> SqliteStore | None:
-    is_reported = False
-    while not stopping.is_set():
-        try:
-            return await stack.enter_async_context(SqliteStore(folder, _HISTORY))
-        except Busy as e:
-            if not is_reported:
-                click.echo(f"standing by: {e}", err=True)
-            is_reported = True
-        try:
-            async with asyncio.timeout(STANDBY_S):
-                await stopping.wait()
-        except TimeoutError:
-            continue
-    return None
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

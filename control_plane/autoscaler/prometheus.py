@@ -17,22 +17,18 @@ from control_plane.autoscaler.core.history import DAY_S, FINE, HALF_HOUR_S, HALF
 from control_plane.autoscaler.core.observing import LoadReading
 from control_plane.runtime.runtime import Runtime
 from wire.errors import Unreachable
-from wire.prometheus import TIMEOUT_S, Prometheus
+from wire.prometheus import Prometheus
 
 STEP_S, WINDOW_S = 30.0, 300.0
 AT_ONCE = 8
 
 
 class PrometheusSource:
-    """Runs the `query` of each policy at one server; `url` is the address of its web interface."""
+    """Runs the `query` of each policy at one server, which the caller closes."""
 
-    def __init__(self, url: str, runtime: Runtime, timeout_s: float = TIMEOUT_S) -> None:
-        self._server, self._runtime = Prometheus(url, timeout_s), runtime
+    def __init__(self, server: Prometheus, runtime: Runtime) -> None:
+        self._server, self._runtime = server, runtime
         self._gate = asyncio.Semaphore(AT_ONCE)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._server.close()
 
     def forget(self, jobs: set[str]) -> None:
         """Do nothing: this source keeps no state of jobs."""

@@ -84,16 +84,12 @@ def application(autoscaler: Autoscaler, tester: LoadTester) -> web.Application:
     async def simulate_sizing(call: Call) -> Simulation:
         return await autoscaler.simulation(call.path["job"], call.body)
 
+    sizings = (list_sizings, get_sizing, simulate_sizing)
+    load_tests = (begin_load_test, get_load_test, end_load_test)
     return make_app(
         "Twine autoscaler",
         (*AUTOSCALER_ROUTES, *LOAD_TEST_ROUTES),
-        {
-            f.__name__: f
-            for f in (
-                *(list_sizings, get_sizing, simulate_sizing),
-                *(begin_load_test, get_load_test, end_load_test),
-            )
-        },
+        {handler.__name__: handler for handler in (*sizings, *load_tests)},
         _authorize,
         version=metadata.version("twine-cluster"),
         metrics=metrics_of(autoscaler),
@@ -127,16 +123,12 @@ async def serving(
         return web.Response(body=text(), content_type="text/plain")
 
     plain.router.add_get("/metrics", scrape)
-    sock = listen.unix_socket(path, is_shared=True)
-    try:
-        async with AsyncExitStack() as stack:
-            app = application(autoscaler, tester)
-            await stack.enter_async_context(listen.serving(app, None, None, sock))
-            if metrics:
-                host, _, port = metrics.rpartition(":")
-                tcp = listen.tcp_socket(host.strip("[]"), int(port))
-                await stack.enter_async_context(listen.serving(plain, tcp, None, None))
-            yield
-    finally:
-        sock.close()
-        path.unlink(missing_ok=True)
+    async with AsyncExitStack() as stack:
+        sock = stack.enter_context(listen.local_socket(path, is_shared=True))
+        app = application(autoscaler, tester)
+        await stack.enter_async_context(listen.serving(app, None, None, sock))
+        if metrics:
+            host, _, port = metrics.rpartition(":")
+            tcp = listen.tcp_socket(host.strip("[]"), int(port))
+            await stack.enter_async_context(listen.serving(plain, tcp, None, None))
+        yield

@@ -10,17 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from control_plane.agents.region import Region
-from control_plane.allocator.allocator import Allocator
-from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
+from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.elastic import ElasticMode
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.unavailability import blocking
-from control_plane.broker.loans import Loans
 from control_plane.elastic import survey
 from control_plane.elastic.core.expecting import expected
 from control_plane.elastic.core.matching import (
@@ -35,8 +32,7 @@ from control_plane.elastic.core.matching import (
     matched,
 )
 from control_plane.elastic.ledger import ElasticLedger
-from control_plane.elastic.survey import OwnerOf, PoolWaiting
-from control_plane.runtime.table import Table
+from control_plane.elastic.survey import LenderParts, PoolWaiting
 from wire.errors import Conflict, NotFound, TwineError
 
 log = logging.getLogger(__name__)
@@ -49,27 +45,6 @@ UNUSED_S = 120.0
 INSIST_S = 15.0
 """An owner that waits longer gets its lent machines back although some machines are free. It cannot
 use the free ones: they are promised to others, or their rack has no power left."""
-
-
-@dataclass(frozen=True, slots=True)
-class LenderParts:
-    """The other roles that the lender uses."""
-
-    region: Region
-    entitlements: Table[EntitlementRecord]
-    allocators: Sequence[Allocator]
-    owner_of: OwnerOf
-    loans: Loans
-    unwell: Callable[[], str] = lambda: ""
-    """Returns why nothing may be lent now; empty if the region is well."""
-
-    def tasks_on(self, machine: str) -> int:
-        """Return how many tasks a machine has, including those that are about to leave it."""
-        return len(self.allocators[0].directory.tasks(machine))
-
-    def free(self) -> int:
-        """Return how many free machines could be taken or lent."""
-        return sum(1 for _ in survey.unused(self.owner_of, FREE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +223,10 @@ class Lender:
                 region=pool.spec.region,
             )
             own = sum(
-                loan.revoked and loan.donor == pool.pool and need.suits(loan) for loan in loans
+                loan.revoked and loan.donor == pool.pool and need.is_met_by(loan) for loan in loans
             )
             missing = max(0, pool.short - there - own)
-            taken = {loan.machine for loan in [c for c in coming if need.suits(c)][:missing]}
+            taken = {loan.machine for loan in [c for c in coming if need.is_met_by(c)][:missing]}
             coming = [loan for loan in coming if loan.machine not in taken]
             missing -= len(taken)
             left = self._left(pool.pool, pool.types)
@@ -270,8 +245,7 @@ class Lender:
             loan = record.loan
             if loan is None:
                 continue
-            tasks = self._parts.tasks_on(record.machine)
-            since = self._idle_since
+            tasks, since = self._parts.tasks_on(record.machine), self._idle_since
             idle_s = 0.0 if tasks else now - since.setdefault(record.machine, now)
             if tasks:
                 since.pop(record.machine, None)

@@ -23,9 +23,9 @@ from control_plane.broker.loans import Loans
 from control_plane.elastic import survey
 from control_plane.elastic.core.buffers import OwnerUse, buffers
 from control_plane.elastic.ledger import ElasticLedger
-from control_plane.elastic.lender import Lender, LenderParts
+from control_plane.elastic.lender import Lender
 from control_plane.elastic.notice_sender import NoticeSender
-from control_plane.elastic.survey import OwnerOf, machine_share
+from control_plane.elastic.survey import LenderParts, OwnerOf, machine_share
 from control_plane.runtime.table import Table
 from control_plane.store import Store
 from wire.errors import Busy

@@ -3,24 +3,48 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
+from control_plane.agents.region import Region
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.claims import Claims
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import admits, is_large_enough
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.request import Request
+from control_plane.api.capacity import EntitlementRecord
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.capacity import Capacity
-from control_plane.runtime.table import Checkpoint
+from control_plane.broker.loans import Loans
+from control_plane.runtime.table import Checkpoint, Table
 
 OwnerOf = Callable[[str], Allocator]
 """Returns the allocator that decides about a pool."""
 TURN = 200
 """Machines or tasks that are read between two checks whether other tasks of the loop wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class LenderParts:
+    """The other roles that the lender uses."""
+
+    region: Region
+    entitlements: Table[EntitlementRecord]
+    allocators: Sequence[Allocator]
+    owner_of: OwnerOf
+    loans: Loans
+    unwell: Callable[[], str] = lambda: ""
+    """Returns why nothing may be lent now; empty if the region is well."""
+
+    def tasks_on(self, machine: str) -> int:
+        """Return how many tasks a machine has, including those that are about to leave it."""
+        return len(self.allocators[0].directory.tasks(machine))
+
+    def free(self) -> int:
+        """Return how many free machines could be taken or lent."""
+        return sum(1 for _ in unused(self.owner_of, FREE))
 
 
 @dataclass(slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -18,14 +17,14 @@ from msgspec import Meta
 
 from agent.api import Ack, Name
 from control_plane.api.opportunistic import OPTIMUS_ROUTES, QueuedWork, WorkQueue
-from control_plane.autoscaler.daemon import AutoscalerConfig as ClientConfig
-from control_plane.autoscaler.daemon import client_of, opened
+from control_plane.autoscaler.daemon import HISTORY, client_of
 from control_plane.cli.jobfile import read_document
 from control_plane.commands import run, until_signal
 from control_plane.optimus.service import EVERY_S, Optimus
-from control_plane.process import boot_id, until
+from control_plane.process import boot_id, opened, until
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
+from control_plane.store.sqlite import SqliteStore
 from wire import listen
 from wire import log as logs
 from wire.config_file import config_of
@@ -100,28 +99,16 @@ def _authorize(request: web.Request, _: Route) -> Peer:
     return Peer(name=name, role="local", is_trusted=user[0] in (0, os.getuid()))
 
 
-@asynccontextmanager
-async def _serving(optimus: Optimus, path: Path) -> AsyncIterator[None]:
-    """Serve on a unix socket until the context ends."""
-    sock = listen.unix_socket(path, is_shared=True)
-    try:
-        async with listen.serving(application(optimus), None, None, sock):
-            yield
-    finally:
-        path.unlink(missing_ok=True)
-
-
 async def serve(config: OptimusConfig, stopping: asyncio.Event) -> None:
     """Run until `stopping` is set, or until the store or a loop fails."""
     runtime = Runtime()
     async with AsyncExitStack() as stack:
-        store = await opened(stack, Path(config.state), stopping, runtime)
-        if store is None:
+        store = SqliteStore(Path(config.state), HISTORY)
+        if not await opened(stack, store, stopping, runtime):
             return
         anchor = Anchor(store, runtime, boot_id())
         await anchor.load()
-        front = ClientConfig(endpoint=config.endpoint, credential=config.credential)
-        client = await stack.enter_async_context(client_of(front))
+        client = await stack.enter_async_context(client_of(config.endpoint, config.credential))
         optimus = Optimus(
             runtime=runtime,
             api=client,
@@ -132,7 +119,8 @@ async def serve(config: OptimusConfig, stopping: asyncio.Event) -> None:
             every_s=config.every_s,
         )
         await optimus.load()
-        await stack.enter_async_context(_serving(optimus, Path(config.socket)))
+        sock = stack.enter_context(listen.local_socket(Path(config.socket), is_shared=True))
+        await stack.enter_async_context(listen.serving(application(optimus), None, None, sock))
         click.echo(f"optimus serves at {config.socket}", err=True)
         loops = (optimus.run(), runtime.watch_clocks(), anchor.run(), store.wait_failed())
         await until(stopping, *loops)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from conveyor.api import ControlRequest, ControlVerb, PipelineSpec
 from conveyor.core import judge, schedule
 from conveyor.core.acts import named
-from conveyor.core.stages import stage_gates, steps
+from conveyor.core.stages import stage_gates, step_text, steps
 from conveyor.core.transitions import WHO, ended, logged, rolling_back
 from conveyor.runs import (
     GateOutcome,
     GateVerdict,
+    JobProgress,
+    PipelinePlan,
     PipelineRecord,
     PipelineRun,
     RunState,
@@ -21,6 +24,9 @@ from conveyor.runs import (
     short,
 )
 from wire.errors import Conflict, Forbidden, InvalidInput
+
+Changed = tuple[PipelineRecord, tuple[PipelineRun, ...]]
+"""The record to store, and the runs that ended."""
 
 
 def applied(
@@ -47,9 +53,30 @@ def applied(
     return replace(known, spec=spec, version=version, applied_by=who, applied_at=now)
 
 
+def planned(
+    known: PipelineRecord | None, spec: PipelineSpec, jobs: Sequence[JobProgress]
+) -> PipelinePlan:
+    """Return what applying a pipeline would change, and what its next run would do."""
+    changed = [
+        name
+        for name in spec.__struct_fields__
+        if known is None or getattr(known.spec, name) != getattr(spec, name)
+    ]
+    missing = [named(job.job) for job in jobs if not job.image]
+    warnings = [f"{name} does not exist; runs wait until it does" for name in missing]
+    plan, sizes = steps(spec), {job.job: job.size for job in jobs}
+    warnings += [
+        f"stage {step.name} has neither soak nor gate"
+        for step in plan
+        if not step.stage.gates and not step.stage.soak_s
+    ]
+    texts = [step_text(step, sizes) for step in plan]
+    return PipelinePlan(changed=changed, steps=texts, warnings=warnings)
+
+
 def started(
     record: PipelineRecord, image: str, trigger: str, who: str, reason: str, now: float
-) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
+) -> Changed:
     """Return the record with a waiting run, and the run that it supersedes."""
     active = record.active
     if image.startswith("sha256:") == bool(record.spec.fleets):
@@ -78,9 +105,7 @@ def started(
     return replace(record, waiting=run, next_run=number, version=version), gone
 
 
-def triggered(
-    record: PipelineRecord, newest: str, now: float
-) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
+def triggered(record: PipelineRecord, newest: str, now: float) -> Changed:
     """Return the record after a look at the newest image of the trigger's name; empty: none.
 
     An image starts one run, when it becomes the newest. It does not supersede a waiting run that a
@@ -105,143 +130,141 @@ def triggered(
     return started(record, newest, kind, WHO, f"newest {trigger.image}", now)
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A user's request, and the pipeline that it is about."""
+
+    record: PipelineRecord
+    asked: ControlRequest
+    who: str
+    now: float
+
+    @property
+    def because(self) -> str:
+        return f": {self.asked.reason}" if self.asked.reason else ""
+
+    def logged(self, run: PipelineRun, what: str) -> PipelineRun:
+        """Return the run with the request in its log."""
+        return logged(run, self.now, self.who, f"{what}{self.because}")
+
+    def rolling_back(self, run: PipelineRun) -> PipelineRun:
+        reason = f"asked for by {self.who}{self.because}"
+        return rolling_back(run, self.who, reason, self.now)
+
+    def refused(self, reason: str, hint: str = "") -> Conflict:
+        name = self.record.spec.name
+        hint = hint or f"twinectl pipeline status {name}"
+        verb = "roll back" if self.asked.verb is ControlVerb.ROLLBACK else self.asked.verb
+        return Conflict(f"cannot {verb} pipeline {name}: {reason}", hint=hint)
+
+
 def controlled(
     record: PipelineRecord, request: ControlRequest, who: str, last: PipelineRun | None, now: float
-) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
+) -> Changed:
     """Return the record after a user's request, and the runs that it ended.
 
     Raises `Conflict` if the user decided on an earlier version of the pipeline.
     """
+    of_user = _Request(record, request, who, now)
     if request.expect is not None and request.expect != record.version:
-        reason = f"it is at version {record.version}, not {request.expect}"
-        raise _refused(record, request, reason)
-    changed, gone = _controlled(record, request, who, last, now)
+        raise of_user.refused(f"it is at version {record.version}, not {request.expect}")
+    changed, gone = _controlled(of_user, last)
     return replace(changed, version=record.version + 1), gone
 
 
-def _controlled(
-    record: PipelineRecord, request: ControlRequest, who: str, last: PipelineRun | None, now: float
-) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
-    if request.verb in (ControlVerb.SKIP, ControlVerb.ABORT) and not request.reason:
-        raise InvalidInput(
-            f"{request.verb} needs a reason, which the history keeps", hint="--reason TEXT"
-        )
-    run = record.active
+def _controlled(request: _Request, last: PipelineRun | None) -> Changed:
+    record, verb, run = request.record, request.asked.verb, request.record.active
+    if verb in (ControlVerb.SKIP, ControlVerb.ABORT) and not request.asked.reason:
+        raise InvalidInput(f"{verb} needs a reason, which the history keeps", hint="--reason TEXT")
     if run is None:
-        if request.verb is ControlVerb.ROLLBACK:
-            return _rollback_of_the_past(record, last, request, who, now), ()
-        return _without_run(record, request, who, now)
+        if verb is ControlVerb.ROLLBACK:
+            return _rollback_of_the_past(request, last), ()
+        return _without_run(request)
     if run.ending is not None:
-        raise _refused(record, request, f"run {run.number} is ending: {run.reason}")
-    if request.verb is ControlVerb.ABORT:
-        return _aborted(record, run, request, who, now)
+        raise request.refused(f"run {run.number} is ending: {run.reason}")
+    if verb is ControlVerb.ABORT:
+        return _aborted(request, run)
     if run.state is RunState.ROLLING_BACK:
         reason = f"run {run.number} is already rolling back: {run.reason}"
-        raise _refused(record, request, reason, "wait for its end, or abort it")
-    match request.verb:
+        raise request.refused(reason, "wait for its end, or abort it")
+    match verb:
         case ControlVerb.PAUSE:
-            changed = _paused(record, run, request, who, now)
+            run = _paused(request, run)
         case ControlVerb.RESUME:
-            changed = _resumed(record, run, request, who, now)
+            run = _resumed(request, run)
         case ControlVerb.SKIP:
-            changed = _skipped(record, run, request, who, now)
+            run = _skipped(request, run)
         case ControlVerb.APPROVE:
-            changed = _approved(record, run, request, who, now)
+            run = _approved(request, run)
         case _:
-            reason = f"asked for by {who}{_because(request)}"
-            changed = replace(record, active=rolling_back(run, who, reason, now))
-    return changed, ()
+            run = request.rolling_back(run)
+    return replace(record, active=run), ()
 
 
-def _refused(
-    record: PipelineRecord, request: ControlRequest, reason: str, hint: str = ""
-) -> Conflict:
-    hint = hint or f"twinectl pipeline status {record.spec.name}"
-    verb = "roll back" if request.verb is ControlVerb.ROLLBACK else request.verb
-    return Conflict(f"cannot {verb} pipeline {record.spec.name}: {reason}", hint=hint)
-
-
-def _because(request: ControlRequest) -> str:
-    return f": {request.reason}" if request.reason else ""
-
-
-def _without_run(
-    record: PipelineRecord, request: ControlRequest, who: str, now: float
-) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
+def _without_run(request: _Request) -> Changed:
     """Return the record if no run has begun: a waiting one can be aborted."""
-    run = record.waiting
-    if run is not None and request.verb is ControlVerb.ABORT:
-        run = ended(run, RunState.ABORTED, f"aborted by {who}{_because(request)}", now)
-        return replace(record, waiting=None), (run,)
+    run = request.record.waiting
+    if run is not None and request.asked.verb is ControlVerb.ABORT:
+        reason = f"aborted by {request.who}{request.because}"
+        gone = ended(run, RunState.ABORTED, reason, request.now)
+        return replace(request.record, waiting=None), (gone,)
     if run is not None:
-        raise _refused(record, request, f"run {run.number} has not begun: {run.waits}")
-    raise _refused(record, request, "it has no run", "twinectl pipeline start")
+        raise request.refused(f"run {run.number} has not begun: {run.waits}")
+    raise request.refused("it has no run", "twinectl pipeline start")
 
 
-def _aborted(
-    record: PipelineRecord, run: PipelineRun, request: ControlRequest, who: str, now: float
-) -> tuple[PipelineRecord, tuple[PipelineRun, ...]]:
-    reason = f"aborted by {who}{_because(request)}"
+def _aborted(request: _Request, run: PipelineRun) -> Changed:
+    record, reason = request.record, f"aborted by {request.who}{request.because}"
     gone: tuple[PipelineRun, ...] = ()
     if record.waiting is not None:
-        gone = (ended(record.waiting, RunState.SUPERSEDED, f"run {run.number} was {reason}", now),)
-    run = logged(replace(run, ending=RunState.ABORTED, reason=reason), now, who, reason)
+        why = f"run {run.number} was {reason}"
+        gone = (ended(record.waiting, RunState.SUPERSEDED, why, request.now),)
+    run = replace(run, ending=RunState.ABORTED, reason=reason)
+    run = logged(run, request.now, request.who, reason)
     return replace(record, active=run, waiting=None, frozen=run.pushed), gone
 
 
-def _paused(
-    record: PipelineRecord, run: PipelineRun, request: ControlRequest, who: str, now: float
-) -> PipelineRecord:
+def _paused(request: _Request, run: PipelineRun) -> PipelineRun:
     if run.paused:
-        raise _refused(record, request, f"run {run.number} is already paused")
-    run = logged(replace(run, paused=True), now, who, f"pauses{_because(request)}")
-    return replace(record, active=run)
+        raise request.refused(f"run {run.number} is already paused")
+    return request.logged(replace(run, paused=True), "pauses")
 
 
-def _resumed(
-    record: PipelineRecord, run: PipelineRun, request: ControlRequest, who: str, now: float
-) -> PipelineRecord:
+def _resumed(request: _Request, run: PipelineRun) -> PipelineRun:
     """Return the resumed run; its step is observed again from its beginning."""
     if not run.paused:
-        raise _refused(record, request, f"run {run.number} is not paused")
-    last = run.steps[-1]
-    again = run.steps
+        raise request.refused(f"run {run.number} is not paused")
+    last, again = run.steps[-1], run.steps
     if last.ended is None:
-        ended_ = replace(last, ended=now)
-        again = (*run.steps[:-1], ended_, StepTime(name=last.name, began=now))
+        over = replace(last, ended=request.now)
+        again = (*run.steps[:-1], over, StepTime(name=last.name, began=request.now))
     run = replace(run, paused=False, steps=again, verdicts={}, waits="")
-    return replace(record, active=logged(run, now, who, f"resumes{_because(request)}"))
+    return request.logged(run, "resumes")
 
 
-def _skipped(
-    record: PipelineRecord, run: PipelineRun, request: ControlRequest, who: str, now: float
-) -> PipelineRecord:
+def _skipped(request: _Request, run: PipelineRun) -> PipelineRun:
     plan = steps(run.spec)
     if run.paused or run.step >= len(plan):
         why = "is paused" if run.paused else "has no step left"
-        raise _refused(record, request, f"run {run.number} {why}")
-    what = f"skips {plan[run.step].name}{_because(request)}"
-    return replace(record, active=logged(replace(run, skip=run.step), now, who, what))
+        raise request.refused(f"run {run.number} {why}")
+    return request.logged(replace(run, skip=run.step), f"skips {plan[run.step].name}")
 
 
-def _approved(
-    record: PipelineRecord, run: PipelineRun, request: ControlRequest, who: str, now: float
-) -> PipelineRecord:
-    plan = steps(run.spec)
+def _approved(request: _Request, run: PipelineRun) -> PipelineRun:
+    plan, who, gate = steps(run.spec), request.who, request.asked.gate
     if run.step >= len(plan) or run.steps[-1].reached is None or run.paused:
         why = "is paused" if run.paused else f"waits for no approval yet; its step: {run.waits}"
-        raise _refused(record, request, f"run {run.number} {why}")
-    gates = stage_gates(run.spec, plan[run.step].stage)
+        raise request.refused(f"run {run.number} {why}")
+    step = plan[run.step]
+    gates = stage_gates(run.spec, step.stage)
     asked = {n: g.approval for n, g in gates.items() if g.approval is not None}
-    if request.gate and request.gate not in asked:
+    if gate and gate not in asked:
         names = f"for {', '.join(asked)}" if asked else "for no approval"
-        why = f"{plan[run.step].name} does not wait for {request.gate!r} but {names}"
-        raise _refused(record, request, why)
-    wanted = {n: a for n, a in asked.items() if request.gate in ("", n)}
-    wanted = {n: a for n, a in wanted.items() if n not in run.verdicts}
+        raise request.refused(f"{step.name} does not wait for {gate!r} but {names}")
+    wanted = {n: a for n, a in asked.items() if gate in ("", n) and n not in run.verdicts}
     mine = [n for n, a in wanted.items() if not a.by or who.removeprefix("user:") in a.by]
     if not wanted:
-        raise _refused(record, request, f"{plan[run.step].name} waits for no approval")
+        raise request.refused(f"{step.name} waits for no approval")
     if not mine:
         allowed = ", ".join(sorted({name for a in wanted.values() for name in a.by}))
         raise Forbidden(f"{who} may not approve {', '.join(wanted)}", hint=f"it is for {allowed}")
@@ -249,40 +272,34 @@ def _approved(
         verdict = GateVerdict(
             gate=name,
             step=run.step,
-            at=now,
+            at=request.now,
             outcome=GateOutcome.PASS,
-            reason=f"approved by {who}{_because(request)}",
+            reason=f"approved by {who}{request.because}",
             by=who,
         )
-        run = judge.noted(run, verdict)
-        run = logged(run, now, who, f"approves {name}{_because(request)}")
-    return replace(record, active=run)
+        run = request.logged(judge.noted(run, verdict), f"approves {name}")
+    return run
 
 
-def _rollback_of_the_past(
-    record: PipelineRecord,
-    last: PipelineRun | None,
-    request: ControlRequest,
-    who: str,
-    now: float,
-) -> PipelineRecord:
+def _rollback_of_the_past(request: _Request, last: PipelineRun | None) -> PipelineRecord:
     """Return the record with a run that only rolls back an ended one."""
+    record = request.record
     if last is None or last.state is RunState.ROLLED_BACK:
-        raise _refused(record, request, "no run made a change that is still in force")
+        raise request.refused("no run made a change that is still in force")
     back = record.good if last.state is not RunState.DONE else record.previous
     missing = [job for job in last.pushed if back.get(job) in (None, last.image)]
     if missing:
-        raise _refused(record, request, f"no earlier image of job {missing[0]} is known")
+        raise request.refused(f"no earlier image of job {missing[0]} is known")
     run = PipelineRun(
         number=record.next_run,
         image=last.image,
         trigger="rollback",
-        by=who,
-        created=now,
+        by=request.who,
+        created=request.now,
         spec=last.spec,
         back={job: back.get(job, last.image) for job in last.spec.targets},
         step=last.step,
         pushed=last.pushed,
     )
-    run = rolling_back(run, who, f"asked for by {who}{_because(request)}", now)
+    run = request.rolling_back(run)
     return replace(record, active=run, next_run=record.next_run + 1)

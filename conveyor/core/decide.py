@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from conveyor.api import FLEET, FailureAction, PipelineStage, StageKind
+from conveyor.api import FLEET, FailureAction, PipelineSpec, PipelineStage, StageKind
 from conveyor.core import judge, schedule
 from conveyor.core.acts import (
     DeliveryAct,
@@ -33,13 +33,7 @@ from conveyor.core.acts import (
 )
 from conveyor.core.stages import DeliveryStep, steps, wanted
 from conveyor.core.transitions import WHO, ended, logged, rolling_back, timed
-from conveyor.runs import (
-    JobProgress,
-    PipelineRecord,
-    PipelineRun,
-    RunState,
-    StepTime,
-)
+from conveyor.runs import JobProgress, PipelineRecord, PipelineRun, RunState, StepTime
 
 _HINT = {False: "; create it with twinectl job apply", True: " in the service's configuration"}
 
@@ -60,9 +54,8 @@ def advance(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
     run = record.active
     if run is None:
         return _begin(record, jobs, now)
-    missing = [job for job in run.spec.targets if job not in jobs]
-    if missing:
-        return _wait(record, f"cannot see {all_named(missing)}: the front end does not answer")
+    if unseen := _unseen(run.spec, jobs):
+        return _wait(record, unseen)
     gone = [job for job in run.spec.targets if not jobs[job].image]
     if gone and run.ending is None and (run.state is RunState.RUNNING or len(gone) == len(jobs)):
         reason = f"{all_named(gone)} no longer exists"
@@ -112,9 +105,8 @@ def _begin(record: PipelineRecord, jobs: Jobs, now: float) -> DeliveryDecision:
 
 def _why_not_begin(record: PipelineRecord, run: PipelineRun, jobs: Jobs, now: float) -> str:
     """Return why a run may not begin yet; empty: it may."""
-    missing = [job for job in record.spec.targets if job not in jobs]
-    if missing:
-        return f"cannot see {all_named(missing)}: the front end does not answer"
+    if unseen := _unseen(record.spec, jobs):
+        return unseen
     for job in record.spec.targets:
         seen, ours = jobs[job], job in record.frozen
         if not seen.image:
@@ -188,18 +180,16 @@ def _step(
     reached = not pushes and all(_is_reached(jobs[job], step.stage) for job in step.jobs)
     if run.skip == run.step and not pushes:
         return _next(record, run, now, blocked=blocked)
-    if time.reached is None:
-        if reached:
-            restarts = sum(jobs[job].restarts for job in step.jobs)
-            time = replace(time, reached=now, restarts=restarts)
-            run = replace(run, steps=(*run.steps[:-1], time))
-            run = logged(run, now, WHO, f"{step.name} reached: {_counts(step, jobs)}")
-            return _judged(replace(record, active=run), run, step, jobs, now)
-        if now - time.began - time.blocked_s > step.stage.reach_s:
-            reason = f"{step.name} was not reached within {step.stage.reach_s:g} s"
-            return _failed(record, run, f"{reason}: {_counts(step, jobs)}", now)
-        return _wait(record, f"{step.name}: {_counts(step, jobs)}", pushes)
-    if pushes:  # another writer changed the stage
+    if time.reached is None and reached:
+        restarts = sum(jobs[job].restarts for job in step.jobs)
+        time = replace(time, reached=now, restarts=restarts)
+        run = replace(run, steps=(*run.steps[:-1], time))
+        run = logged(run, now, WHO, f"{step.name} reached: {_counts(step, jobs)}")
+        return _judged(replace(record, active=run), run, step, jobs, now)
+    if time.reached is None and now - time.began - time.blocked_s > step.stage.reach_s:
+        reason = f"{step.name} was not reached within {step.stage.reach_s:g} s"
+        return _failed(record, run, f"{reason}: {_counts(step, jobs)}", now)
+    if time.reached is None or pushes:  # another writer may have changed a reached stage
         return _wait(record, f"{step.name}: {_counts(step, jobs)}", pushes)
     return _judged(record, run, step, jobs, now)
 
@@ -208,13 +198,11 @@ def _judged(
     record: PipelineRecord, run: PipelineRun, step: DeliveryStep, jobs: Jobs, now: float
 ) -> DeliveryDecision:
     """Return the decision that follows from the gates of a step that was reached."""
-    time = run.steps[-1]
     found, blocked = judge.judged(run, step.stage, now), _blocked(record, step, jobs)
     if found.failed:
         return _failed(record, run, found.failed, now)
-    assert time.reached is not None
     if not all(_is_reached(jobs[job], step.stage) for job in step.jobs):
-        late_s = now - time.reached - step.stage.soak_s - step.stage.reach_s
+        late_s = judge.soaked_s(run, now) - step.stage.soak_s - step.stage.reach_s
         if late_s > 0 and not blocked:
             return _failed(record, run, f"{step.name} is not healthy: {_counts(step, jobs)}", now)
         return _wait(record, f"{step.name}: {_counts(step, jobs)}", measure=found.due)
@@ -335,6 +323,12 @@ def _roll_back(
 
 
 # -- parts
+
+
+def _unseen(spec: PipelineSpec, jobs: Jobs) -> str:
+    """Return which jobs of a pipeline were not read; empty: none."""
+    missing = [job for job in spec.targets if job not in jobs]
+    return f"cannot see {all_named(missing)}: the front end does not answer" if missing else ""
 
 
 def _blocked(record: PipelineRecord, step: DeliveryStep, jobs: Jobs) -> str:

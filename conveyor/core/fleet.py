@@ -33,6 +33,8 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True):
     installed: float | None = None
     """When its command ended; None: it runs, or has to be run again after a crash."""
     healthy_since: float | None = None
+    boot: str = ""
+    """Boot of the host whose clock `installed` is of."""
 
 
 class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -156,7 +158,7 @@ def advanced(
     if record.is_frozen:
         return record
     if record.failed:
-        if not record.is_returning or now - record.failed_at < RETRY_S:
+        if not record.is_returning or 0 <= now - record.failed_at < RETRY_S:
             return record
         record = replace(record, failed={})
     for name in _to_change(record, hosts):
@@ -212,10 +214,22 @@ def _watched(
     )
 
 
-def installed(record: FleetRecord, now: float) -> FleetRecord:
+def installed(record: FleetRecord, now: float, boot: str) -> FleetRecord:
     """Return the record after the command of the host under way succeeded."""
     assert record.work is not None
-    return replace(record, work=replace(record.work, installed=now))
+    return replace(record, work=replace(record.work, installed=now, boot=boot))
+
+
+def taken_over(record: FleetRecord, now: float, boot: str) -> FleetRecord:
+    """Return the record as a process continues it; `boot`: of its host, empty: not known.
+
+    The clocks of two hosts may differ by minutes. So a host whose command ended on another boot is
+    watched again from now on.
+    """
+    work = record.work
+    if not boot or work is None or work.installed is None or work.boot == boot:
+        return record
+    return installed(replace(record, work=replace(work, healthy_since=None)), now, boot)
 
 
 def host_failed(record: FleetRecord, why: str, now: float) -> FleetRecord:

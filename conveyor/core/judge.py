@@ -30,25 +30,29 @@ class StageJudgement:
     """Gates to measure now."""
 
 
-def judged(run: PipelineRun, stage: PipelineStage, now: float) -> StageJudgement:
-    """Return what follows from the verdicts of the current step, which was reached."""
+def soaked_s(run: PipelineRun, now: float) -> float:
+    """Return for how many seconds the current step, which was reached, has soaked."""
     reached = run.steps[-1].reached
     assert reached is not None
-    gates = stage_gates(run.spec, stage)
-    soaked_s = now - reached
-    is_soaked = soaked_s >= stage.soak_s
+    return now - reached
+
+
+def judged(run: PipelineRun, stage: PipelineStage, now: float) -> StageJudgement:
+    """Return what follows from the verdicts of the current step, which was reached."""
+    gates, passed_s = stage_gates(run.spec, stage), soaked_s(run, now)
+    is_soaked = passed_s >= stage.soak_s
     for name, gate in gates.items():
         verdict = run.verdicts.get(name)
         if verdict is not None and _fails(verdict, gate):
             return StageJudgement(failed=f"gate {name}: {verdict.reason}")
-        is_late = soaked_s - stage.soak_s > gate.deadline_s
+        is_late = passed_s - stage.soak_s > gate.deadline_s
         if is_soaked and is_late and not _has_passed(verdict, gate):
             last = verdict.reason if verdict is not None else "it was never measured"
             reason = f"gate {name} did not pass within {gate.deadline_s:g} s after the soak: {last}"
             return StageJudgement(failed=reason)
     due = tuple(n for n, g in gates.items() if _is_due(run.verdicts.get(n), g, now, is_soaked))
     if not is_soaked:
-        waits = f"soaks, {max(0.0, soaked_s):.0f} of {stage.soak_s:.0f} s"
+        waits = f"soaks, {max(0.0, passed_s):.0f} of {stage.soak_s:.0f} s"
         return StageJudgement(waits=waits, due=due)
     left = [name for name, gate in gates.items() if not _has_passed(run.verdicts.get(name), gate)]
     if left:
@@ -103,6 +107,21 @@ class Measured:
 def no_data(reason: str) -> Measured:
     """Return that nothing could be measured."""
     return Measured(GateOutcome.NO_DATA, reason, {})
+
+
+def verdict_of(
+    run: PipelineRun, stage: PipelineStage, gate: str, found: Measured, now: float
+) -> GateVerdict:
+    """Return a measurement in the current step, which was reached, as it is stored."""
+    return GateVerdict(
+        gate=gate,
+        step=run.step,
+        at=now,
+        outcome=found.outcome,
+        reason=found.reason,
+        numbers=dict(found.numbers),
+        after_soak=soaked_s(run, now) >= stage.soak_s,
+    )
 
 
 def of_query(gate: QueryGate, series: Mapping[str, float]) -> Measured:

@@ -63,7 +63,7 @@ def main() -> None:
             chance.choice([120.0, 300.0]),
             14_400.0,
             chance.choice([100, 200, 500]),
-            frozenset(chance.sample(TYPES, 3)) if n % 2 else frozenset(),
+            types=frozenset(chance.sample(TYPES, 3)) if n % 2 else frozenset(),
         )
         for n in range(40)
     ]
@@ -85,7 +85,7 @@ def main() -> None:
         )
         for loan in loans
     ]
-    needs = [Need(f"pool{n}", 500, frozenset(TYPES[:3]), from_free=500) for n in range(10)]
+    needs = [Need(f"pool{n}", 500, types=frozenset(TYPES[:3]), from_free=500) for n in range(10)]
     began = time.process_time()
     calls = called_back(open_, needs, 0.0, idle_after_s=120.0, most=10_000)
     calling_s = time.process_time() - began

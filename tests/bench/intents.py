@@ -13,9 +13,8 @@ import json
 import time
 from collections.abc import Callable
 
-from control_plane.api.intents import SizeIntent
+from control_plane.api.intents import CanaryIntent, SizeIntent
 from control_plane.job_control.core.compose import (
-    CanaryWanted,
     Infrastructure,
     JobWants,
     Pushed,
@@ -44,7 +43,7 @@ def measured(size: int) -> dict[str, float]:
     before = [TaskSeen(index, 1, rank=index % 7) for index in range(size)]
     half = [TaskSeen(index, 1 + index % 2, rank=index % 7) for index in range(size)]
     where = Infrastructure({index: f"t{index % 3}" for index in range(size)})
-    push, canary = Pushed(2, 1, 0.5), CanaryWanted(3, share=0.02)
+    push, canary = Pushed(2, 1, 0.5), CanaryIntent(version=3, share=0.02)
     of_now, less = SizeIntent(tasks=size), SizeIntent(tasks=size // 2)
     cases = {
         "steady": (JobWants(push, of_now), half),

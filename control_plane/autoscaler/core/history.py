@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 SLOT_S = 300
 HALF_HOUR_S = 1800
 DAY_S = 86_400
+_HALF_HOUR, _DAY = HALF_HOUR_S // SLOT_S, DAY_S // SLOT_S
+"""Slots."""
 FINE, HALF_HOURS, DAYS = 864, 2688, 371
 _HEAD = struct.Struct("<HqqdI")
 """Format, newest 5-minute slot, first slot ever, sum and count of the open slot."""
@@ -80,18 +82,21 @@ class LoadHistory:
         self.count += 1
         mean = code_of(self.total / self.count)
         self.fine[slot % FINE] = mean
-        half, day = slot * SLOT_S // HALF_HOUR_S, slot * SLOT_S // DAY_S
-        for ring, number in ((self.half_hours, half), (self.days, day)):
+        for ring, number in ((self.half_hours, slot // _HALF_HOUR), (self.days, slot // _DAY)):
             ring[number % len(ring)] = max(ring[number % len(ring)], mean)
         return closed
 
     def _open(self, slot: int) -> None:
         """Begin a slot; the slots in between are missing."""
-        for ring, width in ((self.fine, 1), (self.half_hours, 6), (self.days, DAY_S // SLOT_S)):
-            before, now = self.slot // width, slot // width
-            for number in range(max(before + 1, now - len(ring) + 1), now + 1):
-                ring[number % len(ring)] = 0
+        self._clear(self.slot, slot)
         self.slot, self.total, self.count = slot, 0.0, 0
+
+    def _clear(self, after: int, last: int) -> None:
+        """Remove what is stored for the slots from the one after `after` to `last`."""
+        for ring, width in ((self.fine, 1), (self.half_hours, _HALF_HOUR), (self.days, _DAY)):
+            first, end = after // width + 1, last // width
+            for number in range(max(first, end - len(ring) + 1), end + 1):
+                ring[number % len(ring)] = 0
 
     def go_back(self, at: float) -> bool:
         """Drop what was stored for the time after `at`; return whether the clock was set back.
@@ -102,35 +107,30 @@ class LoadHistory:
         slot = int(at // SLOT_S)
         if slot > self.slot - STEP_SLOTS:
             return False
-        for ring, width in ((self.fine, 1), (self.half_hours, 6), (self.days, DAY_S // SLOT_S)):
-            now, last = slot // width, self.slot // width
-            for number in range(now + 1, min(last, now + len(ring)) + 1):
-                ring[number % len(ring)] = 0
+        self._clear(slot, self.slot)
         self.slot, self.first, self.total, self.count = slot, min(self.first, slot), 0.0, 0
         return True
 
     def mean(self, slot: int) -> float | None:
         """Return the mean load of a 5-minute slot of the last 3 days."""
-        if not self.slot - FINE < slot <= self.slot:
-            return None
-        return value_of(self.fine[slot % FINE])
+        return self._value(self.fine, slot, self.slot)
 
     def peak(self, half_hour: int) -> float | None:
         """Return the peak of a half hour, by its number since 1970, of the last 8 weeks."""
-        newest = self.slot // 6
-        if not newest - HALF_HOURS < half_hour <= newest:
-            return None
-        return value_of(self.half_hours[half_hour % HALF_HOURS])
+        return self._value(self.half_hours, half_hour, self.slot // _HALF_HOUR)
 
     def day_peak(self, day: int) -> float | None:
         """Return the peak of a day, by its number since 1970, of the last 53 weeks."""
-        newest = self.slot * SLOT_S // DAY_S
-        return value_of(self.days[day % DAYS]) if newest - DAYS < day <= newest else None
+        return self._value(self.days, day, self.slot // _DAY)
+
+    def _value(self, ring: array[int], number: int, newest: int) -> float | None:
+        is_kept = newest - len(ring) < number <= newest
+        return value_of(ring[number % len(ring)]) if is_kept else None
 
     def day_peaks(self) -> list[tuple[float, float]]:
         """Return time and largest load of each measured day of the last 53 weeks, oldest first."""
-        first, newest = self.first * SLOT_S // DAY_S, self.slot * SLOT_S // DAY_S
-        days = range(max(first, newest - DAYS + 1), newest + 1)
+        newest = self.slot // _DAY
+        days = range(max(self.first // _DAY, newest - DAYS + 1), newest + 1)
         found = [(day * float(DAY_S), self.day_peak(day)) for day in days]
         return [(at, load) for at, load in found if load is not None]
 
@@ -142,8 +142,9 @@ class LoadHistory:
 
     def points(self) -> list[tuple[float, float]]:
         """Return time and load, oldest first: half-hour peaks, then 5-minute means."""
-        fine_from = self.slot - FINE + 1
-        halves = range(max(self.first // 6, self.slot // 6 - HALF_HOURS + 1), fine_from // 6)
+        first, newest = self.first // _HALF_HOUR, self.slot // _HALF_HOUR
+        fine_from = (self.slot - FINE + 1) // _HALF_HOUR
+        halves = range(max(first, newest - HALF_HOURS + 1), fine_from)
         found = [(h * float(HALF_HOUR_S), self.peak(h)) for h in halves]
         return [(at, load) for at, load in found if load is not None] + self.recent()
 

@@ -252,22 +252,15 @@ def recommend(
     `why` is what the target of the policy follows from; empty: the owner wrote it.
     """
     low, high, schedule = bounds_at(policy, seen.at)
-    counted, followed = _counted(load, predicted), ""
-    if load is not None and state.ways.at == seen.at:
-        followed = state.ways.explained()
-        counted = max(load, state.ways.load_of(state.ways.cheapest)) if followed else counted
+    counted, followed = _followed(seen, load, predicted, state)
     if counted is None or seen.capacity <= 0 or policy.target is None:
         return _hold(seen, low, _why_missing(policy, seen, why))
     size = needed(policy, counted, seen.capacity, seen.msbs)
-    notes = [_why(policy, seen, counted, load, predicted), f"{size.tasks} tasks needed"]
-    if followed:
-        notes.insert(1, followed)
-    if why:
-        notes.insert(0, why)
+    of_load = _why(policy, seen, counted, load, predicted)
+    notes = [why, of_load, followed, f"{size.tasks} tasks needed"]
     if size.tasks > size.at_target:
-        notes.append(
-            f"{size.at_target} at target, plus a reserve for the loss of 1 of {seen.msbs} MSBs"
-        )
+        reserve = f"plus a reserve for the loss of 1 of {seen.msbs} MSBs"
+        notes.append(f"{size.at_target} at target, {reserve}")
     bounded = min(max(size.tasks, low), high)
     if bounded != size.tasks:
         when = f" ({schedule} UTC)" if schedule else ""
@@ -277,24 +270,43 @@ def recommend(
         tasks = max(seen.tasks, low)
         notes.append(f"kept at {tasks}: {held}")
     else:
-        limited = _limited(policy, seen, bounded, state.sizes)
-        tasks = min(max(limited, _least(seen, bounded, state), low), high)
-        if limited != bounded:
-            way = policy.up if limited < bounded else policy.down
-            notes.append(f"speed limit of {way.share:.0%} in {way.per_s:g} s: {tasks} now")
-        elif tasks > max(bounded, low):
-            notes.append(f"{tasks} tasks stay until others have started")
+        tasks, note = _allowed(policy, seen, bounded, state, (low, high))
+        notes.append(note)
     return Recommendation(
         at=seen.at,
         tasks=tasks,
         was=seen.tasks,
-        reason="; ".join(notes),
+        reason="; ".join(filter(None, notes)),
         wanted=size.tasks,
         held=held,
         load=load,
         forecast=predicted,
         capacity=seen.capacity,
     )
+
+
+def _followed(
+    seen: JobObservation, load: float | None, predicted: Forecast | None, state: SizingState
+) -> tuple[float | None, str]:
+    """Return the load to size for, and why it is not that of the forecast; empty: it is."""
+    if load is not None and state.ways.at == seen.at and (why := state.ways.explained()):
+        return max(load, state.ways.load_of(state.ways.cheapest)), why
+    return _counted(load, predicted), ""
+
+
+def _allowed(
+    policy: Autoscale, seen: JobObservation, tasks: int, state: SizingState, bounds: tuple[int, int]
+) -> tuple[int, str]:
+    """Return the size that speed limits and starting tasks allow, and why it is another one."""
+    low, high = bounds
+    limited = _limited(policy, seen, tasks, state.sizes)
+    allowed = min(max(limited, _least(seen, tasks, state), low), high)
+    if limited != tasks:
+        way = policy.up if limited < tasks else policy.down
+        return allowed, f"speed limit of {way.share:.0%} in {way.per_s:g} s: {allowed} now"
+    if allowed > max(tasks, low):
+        return allowed, f"{allowed} tasks stay until others have started"
+    return allowed, ""
 
 
 def _least(seen: JobObservation, tasks: int, state: SizingState) -> int:

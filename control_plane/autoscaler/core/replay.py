@@ -140,27 +140,12 @@ def simulate(
     """
     own, other = policies
     per_task, start_s = (own.target or 0.0) * capacity, max(starts, default=START_S)
-    if not points or per_task <= 0:
-        return Simulation(
-            job=name,
-            days=0.0,
-            start_s=start_s,
-            own=ReplayCost(),
-            other=ReplayCost(),
-            fixed=ReplayCost(),
-        )
-    peak = max(tasks_for(load, per_task) for _, load in points)
-
-    def fixed(at: float, load: float | None, size: int, healthy: int) -> int:  # noqa: ARG001
-        return peak
-
-    rules = (rule_of(own, capacity, msbs), rule_of(other, capacity, msbs), fixed)
-    costs = [replay(points, rule, per_task, start_s)[0] for rule in rules]
+    costs, days = [ReplayCost()] * 3, 0.0
+    if points and per_task > 0:
+        peak = max(tasks_for(load, per_task) for _, load in points)
+        rules = rule_of(own, capacity, msbs), rule_of(other, capacity, msbs), lambda *_: peak
+        costs = [replay(points, rule, per_task, start_s)[0] for rule in rules]
+        days = (points[-1][0] - points[0][0]) / SECONDS_OF_DAY
     return Simulation(
-        job=name,
-        days=(points[-1][0] - points[0][0]) / SECONDS_OF_DAY,
-        start_s=start_s,
-        own=costs[0],
-        other=costs[1],
-        fixed=costs[2],
+        job=name, days=days, start_s=start_s, own=costs[0], other=costs[1], fixed=costs[2]
     )

@@ -19,6 +19,24 @@ MARGIN_S = 30.0
 and the machine goes back once it is empty. A promise is at least 120 s."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suitable:
+    """The machines that a pool can use."""
+
+    types: frozenset[str] = frozenset()
+    """Types on which its tasks can run; empty: any."""
+    datacenter: str | None = None
+    region: str | None = None
+
+    def suits(self, machine_type: str, datacenter: str, region: str) -> bool:
+        """Return whether the pool can use a machine of this type at this place."""
+        return (
+            (not self.types or machine_type in self.types)
+            and self.datacenter in (None, datacenter)
+            and self.region in (None, region)
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Idle:
     """A usable machine without tasks."""
@@ -45,7 +63,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Borrower:
+class Borrower(Suitable):
     """A pool that wants to borrow machines."""
 
     pool: str
@@ -55,18 +73,6 @@ class Borrower:
     notice_s: float
     loan_s: float
     share: int = 100
-    types: frozenset[str] = frozenset()
-    """Types on which its tasks can run; empty: any."""
-    datacenter: str | None = None
-    region: str | None = None
-
-    def suits(self, machine_type: str, datacenter: str, region: str) -> bool:
-        """Return whether the pool can use a machine of this type at this place."""
-        return (
-            (not self.types or machine_type in self.types)
-            and self.datacenter in (None, datacenter)
-            and self.region in (None, region)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,28 +106,21 @@ class OpenLoan:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class Need(Suitable):
     """Machines that an owner waits for, or is expected to need."""
 
     pool: str
     """Empty: the free pool, for owners that will need its machines."""
     machines: int
     """In addition to its own machines, free ones, and ones that are being returned."""
-    types: frozenset[str] = frozenset()
-    datacenter: str | None = None
     priority: int = 500
     from_free: int = 0
     """How many of `machines` its quota allows it to take from the free pool."""
     why: str = "its owner needs it"
-    region: str | None = None
 
-    def suits(self, loan: OpenLoan) -> bool:
+    def is_met_by(self, loan: OpenLoan) -> bool:
         """Return whether a lent machine would help."""
-        return (
-            (not self.types or loan.machine_type in self.types)
-            and self.datacenter in (None, loan.datacenter)
-            and self.region in (None, loan.region)
-        )
+        return self.suits(loan.machine_type, loan.datacenter, loan.region)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +262,7 @@ def called_back(
             suiting = (
                 loan
                 for loan in group
-                if loan.usable and loan.machine not in calls and need.suits(loan)
+                if loan.usable and loan.machine not in calls and need.is_met_by(loan)
             )
             for loan in islice(suiting, max(0, min(rest, limit))):
                 calls[loan.machine] = _call(loan, need.why)

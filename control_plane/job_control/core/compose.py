@@ -19,7 +19,7 @@ from enum import StrEnum
 from itertools import chain
 from operator import attrgetter
 
-from control_plane.api.intents import Dimension, PushIntent, SizeIntent, part_of
+from control_plane.api.intents import CanaryIntent, Dimension, PushIntent, SizeIntent, part_of
 
 NOWHERE, ILL, SILENT, SERVES = range(4)
 """How much removing a task would cost: it runs nowhere, is known not to serve, is unreachable
@@ -57,23 +57,14 @@ class Pushed:
 
 
 @dataclass(frozen=True, slots=True)
-class CanaryWanted:
-    """A variant for some tasks."""
-
-    version: int
-    tasks: int = 1
-    share: float | None = None
-    machine_type: str = ""
-    ends_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class JobWants:
     """The intents of a job, one per dimension."""
 
     push: Pushed
     size: SizeIntent
-    canary: CanaryWanted | None = None
+    canary: CanaryIntent | None = None
+    """A variant for some tasks."""
+    canary_ends_at: float | None = None
     runtime: str = ""
     """The runtime that operators want for the next push."""
     held_until: float | None = None
@@ -141,7 +132,7 @@ def compose(
         free = compose(replace(wanted, held_until=None), tasks, infrastructure, now)
         return replace(held, waits={**free.waits, **_postponed(wanted, held, free)})
     size, canary = wanted.size.wanted, wanted.canary
-    if canary is not None and canary.ends_at is not None and now >= canary.ends_at:
+    if wanted.canary_ends_at is not None and now >= wanted.canary_ends_at:
         canary = None
     removed = frozenset[int]()
     if size < len(tasks):
@@ -186,7 +177,7 @@ def _postponed(wanted: JobWants, held: UnifiedSpec, free: UnifiedSpec) -> dict[D
 # -- how many
 
 
-def _most(canary: CanaryWanted | None, size: int) -> int:
+def _most(canary: CanaryIntent | None, size: int) -> int:
     if canary is None:
         return 0
     wanted = canary.tasks if canary.share is None else max(1, part_of(canary.share, size))
@@ -224,7 +215,7 @@ def _kept(push: Pushed, now: int, of: int, size: int) -> int:
 
 
 def _removed(
-    push: Pushed, canary: CanaryWanted | None, tasks: Sequence[TaskSeen], size: int
+    push: Pushed, canary: CanaryIntent | None, tasks: Sequence[TaskSeen], size: int
 ) -> frozenset[int]:
     """Return the tasks to remove: the least missed first, equal ones in proportion to versions."""
     trial = canary.version if canary is not None else None
@@ -296,7 +287,7 @@ def _first(tasks: Iterable[TaskSeen], number: int) -> list[TaskSeen]:
 
 
 def _canaries(
-    canary: CanaryWanted | None,
+    canary: CanaryIntent | None,
     push: Pushed,
     tasks: Sequence[TaskSeen],
     new: Sequence[int],
@@ -316,14 +307,7 @@ def _canaries(
     chosen = sorted(chosen)[:most]
     if len(chosen) == most:
         return frozenset(chosen)
-    known = frozenset(chosen)
-    free = [
-        task
-        for task in tasks
-        if task.index not in known
-        and task.index not in infrastructure.leaving
-        and (not tied or types.get(task.index) == tied)
-    ]
+    free = _free(canary, tasks, frozenset(chosen), infrastructure)
     alike = tied or _commonest(types, chosen, free)
     free.sort(
         key=lambda task: (
@@ -339,6 +323,19 @@ def _canaries(
     return frozenset(chosen)
 
 
+def _free(
+    canary: CanaryIntent,
+    tasks: Sequence[TaskSeen],
+    chosen: frozenset[int],
+    infrastructure: Infrastructure,
+) -> list[TaskSeen]:
+    """Return the other tasks that may become canaries: they stay, on a machine of the type."""
+    excluded, types = chosen | infrastructure.leaving, infrastructure.machine_types
+    tied = canary.machine_type
+    free = [task for task in tasks if task.index not in excluded]
+    return [task for task in free if not tied or types.get(task.index) == tied]
+
+
 def _commonest(types: Mapping[int, str], chosen: Sequence[int], free: Sequence[TaskSeen]) -> str:
     """Return the commonest machine type of the canaries, or of free tasks, to keep them alike."""
     found: dict[str, int] = {}
@@ -347,7 +344,7 @@ def _commonest(types: Mapping[int, str], chosen: Sequence[int], free: Sequence[T
     return min(found, key=lambda name: (-found[name], name), default="")
 
 
-def _lacks(canary: CanaryWanted, number: int) -> str:
+def _lacks(canary: CanaryIntent, number: int) -> str:
     where = f" on machines of type {canary.machine_type}" if canary.machine_type else ""
     return f"{number} more task{'' if number == 1 else 's'}{where}"
 

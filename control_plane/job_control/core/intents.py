@@ -26,7 +26,6 @@ from control_plane.api.intents import (
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, is_untouched
 from control_plane.api.operations import OperationKind, OperationState
 from control_plane.job_control.core.compose import (
-    CanaryWanted,
     JobWants,
     Pushed,
     UnifiedSpec,
@@ -135,15 +134,8 @@ def wanted_of(record: JobRecord) -> JobWants:
     return JobWants(
         push=Pushed(record.version, stable_of(record), push.share, record.spec.runtime, push.tasks),
         size=SizeIntent(tasks=record.spec.tasks),
-        canary=None
-        if canary is None
-        else CanaryWanted(
-            canary.version,
-            canary.tasks,
-            canary.share,
-            canary.machine_type,
-            None if stored is None else stored.expires_at,
-        ),
+        canary=canary,
+        canary_ends_at=None if stored is None else stored.expires_at,
         runtime=runtime_of(record),
         held_until=held_until,
         size_in_force=record.spec.tasks,

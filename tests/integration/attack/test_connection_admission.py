@@ -15,7 +15,7 @@ from aiohttp import web
 
 from control_plane.identity.authority import CertificateSubject, OwnIdentity, open_authority
 from wire import tls
-from wire.admission import ConnectionAdmission, open_admission
+from wire.admission import ConnectionAdmission
 from wire.limits import ConnectionLimits
 from wire.networks import PROVED_S, SUSPECT_S, Suspects
 
@@ -46,7 +46,7 @@ async def served(
     if folder is not None:
         authority = open_authority(folder / "authority.pem", "twine")
         context = OwnIdentity(authority, [USER]).server_context()
-    async with open_admission(
+    async with ConnectionAdmission(
         runner, listener, context, limits, logging.getLogger("x")
     ) as admission:
         yield admission, port

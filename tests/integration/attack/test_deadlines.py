@@ -17,7 +17,7 @@ from agent.identity import keys
 from agent.routes import JOIN_ROUTES
 from control_plane.identity.authority import public_key_of
 from wire import server
-from wire.admission import ConnectionAdmission, open_admission
+from wire.admission import ConnectionAdmission
 from wire.errors import InvalidInput
 from wire.fairness import Peer
 from wire.limits import ConnectionLimits
@@ -54,7 +54,9 @@ async def served() -> AsyncIterator[tuple[ConnectionAdmission, int]]:
     await runner.setup()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    async with open_admission(runner, listener, None, QUICK, logging.getLogger("x")) as admission:
+    async with ConnectionAdmission(
+        runner, listener, None, QUICK, logging.getLogger("x")
+    ) as admission:
         yield admission, port
         await runner.cleanup()
 

@@ -19,7 +19,7 @@ from control_plane.identity.authority import (
     open_authority,
 )
 from wire import tls
-from wire.admission import ConnectionAdmission, open_admission
+from wire.admission import ConnectionAdmission
 from wire.fairness import Peer
 from wire.limits import ConnectionLimits
 from wire.server import make_app
@@ -50,7 +50,7 @@ async def served(authority: CertificateAuthority) -> AsyncIterator[tuple[Connect
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     context = tls.server_context(own, require_client=False)
-    async with open_admission(
+    async with ConnectionAdmission(
         runner, listener, context, LIMITS, logging.getLogger("x")
     ) as admission:
         yield admission, port

@@ -19,7 +19,7 @@ from control_plane.identity.authority import (
     open_authority,
 )
 from wire import tls
-from wire.admission import open_admission
+from wire.admission import ConnectionAdmission
 from wire.limits import ConnectionLimits
 from wire.routes import Route
 from wire.server import Call, make_app
@@ -74,7 +74,7 @@ async def served(authority: CertificateAuthority, news: News) -> AsyncIterator[i
     await runner.setup()
     listener = socket.create_server(("127.0.0.1", 0))
     context = tls.server_context(own, require_client=False)
-    async with open_admission(runner, listener, context, LIMITS, logging.getLogger("x")):
+    async with ConnectionAdmission(runner, listener, context, LIMITS, logging.getLogger("x")):
         yield listener.getsockname()[1]
         await runner.cleanup()
 

@@ -21,7 +21,7 @@ from aiohttp import web
 from control_plane.front_end.access import Access
 from control_plane.identity.authority import CertificateSubject, open_authority
 from wire import tls
-from wire.admission import ConnectionAdmission, open_admission
+from wire.admission import ConnectionAdmission
 from wire.client import WireClient
 from wire.duplex import Duplex, Talk
 from wire.limits import ConnectionLimits
@@ -88,7 +88,7 @@ async def served(folder: Path) -> AsyncIterator[tuple[ConnectionAdmission, str, 
     listener = tcp_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
     server = tls.server_context(own, require_client=False)
-    async with open_admission(
+    async with ConnectionAdmission(
         runner, listener, server, ConnectionLimits(), http_log("x")
     ) as admission:
         yield admission, f"https://127.0.0.1:{port}", context

@@ -39,6 +39,7 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.store import Operation
 from control_plane.store.sqlite import SqliteStore
 from tests.ports import free_port
+from wire.prometheus import Prometheus
 
 from .conftest import Region
 
@@ -142,11 +143,9 @@ def measured(
     url: str, query: str, timeout_s: float = 10.0, latency: LatencyTarget | None = None
 ) -> LoadReading:
     async def work() -> LoadReading:
-        source = PrometheusSource(url, Runtime(), timeout_s)
-        try:
+        async with Prometheus(url, timeout_s) as server:
+            source = PrometheusSource(server, Runtime())
             return await source.measure(STATUS, replace(POLICY, query=query, latency=latency))
-        finally:
-            await source.close()
 
     return asyncio.run(work())
 

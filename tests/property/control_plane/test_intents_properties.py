@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -23,7 +24,6 @@ from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.job_control.core.compose import (
     NOWHERE,
     SERVES,
-    CanaryWanted,
     Infrastructure,
     JobWants,
     Pushed,
@@ -42,14 +42,23 @@ NOW = 1.8e9
 
 shares = st.integers(0, 100).map(lambda n: n / 100)
 sizes = st.integers(0, 60)
-canaries = st.builds(
-    CanaryWanted,
+
+
+class Trial(NamedTuple):
+    """A canary, and when it ends."""
+
+    intent: CanaryIntent
+    ends_at: float | None
+
+
+canary_intents = st.builds(
+    CanaryIntent,
     version=st.just(TRIAL),
     tasks=st.integers(1, 5),
     share=st.none() | st.sampled_from((0.02, 0.1, 0.5)),
     machine_type=st.sampled_from(("", *TYPES)),
-    ends_at=st.none() | st.sampled_from((NOW - 1, NOW + 1)),
 )
+canaries = st.builds(Trial, canary_intents, st.none() | st.sampled_from((NOW - 1, NOW + 1)))
 seen = st.builds(
     TaskSeen,
     index=st.integers(0, 80),
@@ -66,9 +75,15 @@ machines = st.builds(
 
 
 def want(
-    size: int, share: float, canary: CanaryWanted | None = None, held: float | None = None
+    size: int,
+    share: float,
+    canary: Trial | None = None,
+    held: float | None = None,
+    number: int | None = None,
 ) -> JobWants:
-    return JobWants(Pushed(TARGET, STABLE, share), SizeIntent(tasks=size), canary, held_until=held)
+    intent, ends_at = canary or (None, None)
+    push = Pushed(TARGET, STABLE, share, tasks=number)
+    return JobWants(push, SizeIntent(tasks=size), intent, ends_at, held_until=held)
 
 
 def counts(spec: UnifiedSpec) -> Counter[int]:
@@ -94,8 +109,7 @@ def test_exactly_the_share_runs_the_target_at_every_size(tasks, where, size, sha
 @pytest.mark.behaviour("JC7", "CV2")
 @given(crowds, machines, sizes, st.integers(0, 20), st.none() | canaries)
 def test_exactly_the_given_number_runs_the_target_at_every_size(tasks, where, size, number, canary):
-    push = Pushed(TARGET, STABLE, tasks=number)
-    spec = compose(JobWants(push, SizeIntent(tasks=size), canary), tasks, where, NOW)
+    spec = compose(want(size, 1.0, canary, number=number), tasks, where, NOW)
     trial = sum(1 for task in spec.tasks.values() if task.why is Why.CANARY)
     assert counts(spec)[TARGET] == min(number, size - trial)
     assert counts(spec)[STABLE] == size - counts(spec)[TARGET] - trial
@@ -136,7 +150,7 @@ def test_as_few_tasks_as_possible_change(tasks, where, size, share, canary):
 @given(crowds, machines, sizes, shares, st.none() | canaries)
 def test_composing_again_after_completion_changes_nothing(tasks, where, size, share, canary):
     if canary is not None:
-        canary = replace(canary, machine_type="")
+        canary = Trial(msgspec.structs.replace(canary.intent, machine_type=""), canary.ends_at)
     spec = compose(want(size, share, canary), tasks, where, NOW)
     again = compose(want(size, share, canary), settled(spec), where, NOW)
     assert again.tasks == spec.tasks
@@ -152,6 +166,7 @@ def test_canaries_are_timed_tied_and_no_part_of_the_push(tasks, where, size, sha
     if canary.ends_at is not None and canary.ends_at <= NOW:
         assert not trial
         return
+    canary = canary.intent
     wanted = canary.tasks if canary.share is None else max(1, part_of(canary.share, size))
     assert len(trial) <= min(wanted, size)
     assert len(trial) == min(wanted, size) or canary.machine_type

@@ -256,13 +256,13 @@ class World:
         await self.service.apply(self.spec, "user:ann")
         return self
 
-    def restart(self) -> None:
-        """Start a new process on the same store."""
+    def restart(self, boot: str = "") -> None:
+        """Start a new process on the same store, on this boot of a host."""
         runtime = Runtime()
         runtime.date = lambda: self.now  # type: ignore[method-assign]
         records = DeliveryRecords(self.store)
         meter: Any = self.meter
-        self.service = DeliveryService(records, self.plane, runtime, meter, self._send)
+        self.service = DeliveryService(records, self.plane, runtime, meter, self._send, boot=boot)
 
     async def _send(self, url: str, message: object) -> None:
         assert isinstance(message, PipelineRun)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from control_plane.identity.authority import (
     CertificateSubject,
     open_authority,
 )
+from control_plane.process import opened
+from control_plane.runtime.runtime import Runtime
 from control_plane.store.sqlite import SqliteStore
 from control_plane.web.services import ServiceReader
-from conveyor import cli, gates
+from conveyor import gates
 from conveyor.api import ControlRequest, ControlVerb, PipelineGate, PipelineStage
 from conveyor.client import ConveyorClient
 from conveyor.config import ConveyorConfig, load, open_store
@@ -340,16 +342,16 @@ async def test_a_second_instance_waits_until_the_first_ends(tmp_path: Path):
     first = open_store(config)
     assert isinstance(first, SqliteStore)
     await first.__aenter__()
-    second = open_store(config)
-    waiting = asyncio.ensure_future(cli._opened(second, stopping))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    await first.__aexit__(None, None, None)
-    assert await waiting
-    third = asyncio.ensure_future(cli._opened(open_store(config), stopping))
-    stopping.set()
-    assert not await third
-    await second.__aexit__(None, None, None)
+    async with AsyncExitStack() as stack:
+        waiting = asyncio.ensure_future(opened(stack, open_store(config), stopping, Runtime()))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await first.__aexit__(None, None, None)
+        assert await waiting
+        third = asyncio.ensure_future(opened(stack, open_store(config), stopping, Runtime()))
+        await asyncio.sleep(0)
+        stopping.set()
+        assert not await third
 
 
 def test_all_errors_of_a_configuration_are_reported(tmp_path: Path):

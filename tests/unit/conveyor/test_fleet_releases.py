@@ -293,7 +293,7 @@ async def test_a_release_to_ten_thousand_hosts_is_stored_on_every_engine():
     await world.begin()
     put = dict.fromkeys(names[:-1], NEW)
     large = FleetRecord(release=NEW, stable=OLD, put=put, version=1)
-    await world.fleets._write("agents", large, 0)
+    await world.fleets._change("agents", lambda _: large)
     world.hosts.runs["agents"][names[-1]] = OLD
     await world.fleets.round("agents")
     assert world.hosts.installs == [(names[-1], NEW)]

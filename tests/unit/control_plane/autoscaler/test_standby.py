@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 from virtual_time import run
 
-from control_plane.autoscaler import daemon
+from control_plane.autoscaler import daemon as autoscaler_daemon
+from control_plane.autoscaler.daemon import AutoscalerConfig
+from control_plane.optimus import daemon as optimus_daemon
+from control_plane.optimus.daemon import OptimusConfig
 from control_plane.runtime.runtime import Runtime
 from conveyor import cli
 from conveyor.config import ConveyorConfig
@@ -39,30 +40,26 @@ class Opened(Exception):
     """The service has opened its store."""
 
 
-async def autoscaler(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
-    """Open the store as the autoscaler and Optimus do."""
-    patch.setattr(daemon, "SqliteStore", Owned)
-    async with AsyncExitStack() as stack:
-        assert await daemon.opened(stack, Path("/nowhere"), asyncio.Event(), runtime)
+async def autoscaler(stopping: asyncio.Event) -> None:
+    await autoscaler_daemon.serve(AutoscalerConfig(), stopping)
 
 
-async def conveyor(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
-    """Open the store as the conveyor does."""
+async def optimus(stopping: asyncio.Event) -> None:
+    await optimus_daemon.serve(OptimusConfig(entitlement="batch"), stopping)
 
-    def refuse(*_: object) -> None:
-        raise Opened
 
-    patch.setattr(cli, "Runtime", lambda: runtime)
-    patch.setattr(cli, "open_store", Owned)
-    patch.setattr(cli, "Anchor", refuse)
-    with pytest.raises(Opened):
-        await cli.run_service(ConveyorConfig(), asyncio.Event(), lambda: None)
+async def conveyor(stopping: asyncio.Event) -> None:
+    await cli.run_service(ConveyorConfig(), stopping, lambda: None)
+
+
+def refuse(*_: object) -> None:
+    raise Opened
 
 
 @pytest.mark.behaviour("BUG-CP65")
-@pytest.mark.parametrize("opening", [autoscaler, conveyor])
+@pytest.mark.parametrize("opening", [autoscaler, optimus, conveyor])
 def test_a_standby_of_a_service_does_not_believe_a_step_of_its_clock(
-    opening: Callable[[Runtime, pytest.MonkeyPatch], Awaitable[None]],
+    opening: Callable[[asyncio.Event], Awaitable[None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Formerly the standby first read the date after it had the store, and believed any earlier
@@ -72,10 +69,17 @@ def test_a_standby_of_a_service_does_not_believe_a_step_of_its_clock(
         stepped_s = 0.0
         loop = asyncio.get_running_loop()
         runtime = Runtime(lambda: START_S + stepped_s + loop.time(), boot=loop.time)
-        waiting = asyncio.ensure_future(opening(runtime, monkeypatch))
+        for module in (autoscaler_daemon, optimus_daemon, cli):
+            monkeypatch.setattr(module, "Runtime", lambda: runtime)
+            monkeypatch.setattr(module, "Anchor", refuse)
+        monkeypatch.setattr(autoscaler_daemon, "SqliteStore", Owned)
+        monkeypatch.setattr(optimus_daemon, "SqliteStore", Owned)
+        monkeypatch.setattr(cli, "open_store", Owned)
+        waiting = asyncio.ensure_future(opening(asyncio.Event()))
         await asyncio.sleep(100)
         stepped_s = 8 * 86_400.0
-        await waiting
+        with pytest.raises(Opened):
+            await waiting
         assert loop.time() >= 200.0
         assert runtime.date() == pytest.approx(START_S + loop.time(), abs=1.0)
 

@@ -178,7 +178,7 @@ def test_loans_end_at_their_time_with_their_notice_and_idle_ones_at_once() -> No
 
 def test_a_machine_that_is_down_or_does_not_suit_is_no_help() -> None:
     loans = [loan(0, usable=False), loan(1, machine_type="gpu"), loan(2, datacenter="dc2")]
-    need = Need("web", 3, frozenset({"web"}), "dc1", from_free=3)
+    need = Need("web", 3, types=frozenset({"web"}), datacenter="dc1", from_free=3)
     assert back(loans, [need]) == {}
 
 

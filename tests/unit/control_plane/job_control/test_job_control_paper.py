@@ -6,9 +6,8 @@ from collections import Counter
 
 import pytest
 
-from control_plane.api.intents import SizeIntent
+from control_plane.api.intents import CanaryIntent, SizeIntent
 from control_plane.job_control.core.compose import (
-    CanaryWanted,
     Infrastructure,
     JobWants,
     Pushed,
@@ -22,7 +21,7 @@ OLD, NEW, TRIAL = 1, 2, 3
 NOW = 1.8e9
 
 
-def want(size: int, share: float = 0.5, canary: CanaryWanted | None = None, **push) -> JobWants:
+def want(size: int, share: float = 0.5, canary: CanaryIntent | None = None, **push) -> JobWants:
     return JobWants(Pushed(NEW, OLD, share, **push), SizeIntent(tasks=size), canary)
 
 
@@ -64,9 +63,9 @@ def test_figure_4_and_6_half_of_a_push_stays_half_when_the_job_is_made_smaller()
 @pytest.mark.behaviour("JC6")
 def test_figure_6_a_canary_in_addition_to_a_push_keeps_both_shares() -> None:
     spec = composed(want(100), [TaskSeen(index, OLD) for index in range(100)])
-    spec = composed(want(100, canary=CanaryWanted(TRIAL, tasks=2)), carried_out(spec))
+    spec = composed(want(100, canary=CanaryIntent(version=TRIAL, tasks=2)), carried_out(spec))
     assert counts(spec) == {NEW: 50, TRIAL: 2, OLD: 48}
-    spec = composed(want(50, canary=CanaryWanted(TRIAL, tasks=2)), carried_out(spec))
+    spec = composed(want(50, canary=CanaryIntent(version=TRIAL, tasks=2)), carried_out(spec))
     assert counts(spec) == {NEW: 25, TRIAL: 2, OLD: 23}
 
 
@@ -83,7 +82,7 @@ def test_figure_7_a_runtime_does_not_enter_in_a_later_stage(share: float) -> Non
 def test_table_1_a_canary_on_a_type_of_machine_is_tied_to_it() -> None:
     types = {0: "gpu", 1: "cpu", 2: "gpu", 3: "cpu"}
     tasks = [TaskSeen(index, OLD) for index in range(4)]
-    canary = CanaryWanted(TRIAL, tasks=2, machine_type="gpu")
+    canary = CanaryIntent(version=TRIAL, tasks=2, machine_type="gpu")
     spec = composed(want(4, 0.0, canary), tasks, machine_types=types)
     assert {i for i, t in spec.tasks.items() if t.why is Why.CANARY} == {0, 2}
     moved = types | {0: "cpu"}  # its machine failed, and the task was placed elsewhere
@@ -96,7 +95,7 @@ def test_table_1_a_canary_on_a_type_of_machine_is_tied_to_it() -> None:
 def test_canaries_of_any_type_are_alike_for_a_fair_comparison() -> None:
     types = {0: "old", 1: "new", 2: "new", 3: "old", 4: "new"}
     tasks = [TaskSeen(index, OLD) for index in range(5)]
-    spec = composed(want(5, 0.0, CanaryWanted(TRIAL, tasks=2)), tasks, machine_types=types)
+    spec = composed(want(5, 0.0, CanaryIntent(version=TRIAL, tasks=2)), tasks, machine_types=types)
     assert {i for i, t in spec.tasks.items() if t.why is Why.CANARY} == {1, 2}
 
 
