@@ -49,15 +49,12 @@ class Homes(Protocol):
 
     def split(self, names: Sequence[str]) -> dict[Broker, list[str]]:
         """Return the machines by broker."""
-        ...
 
     async def enter(self, records: Mapping[str, MachineRecord]) -> None:
         """Add new machines."""
-        ...
 
     async def moved(self, record: MachineRecord, datacenter: str) -> Broker:
         """Move a free machine to another data center, or raise `Conflict`."""
-        ...
 
 
 class Imports:

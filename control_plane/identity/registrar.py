@@ -62,11 +62,9 @@ class JoinInventory(Protocol):
 
     async def joined(self, request: JoinRequest) -> MachineRecord:
         """Record a host whose identity was proved; a known one may join again."""
-        ...
 
     async def get_machine(self, name: str) -> MachineView:
         """Return a machine, or raise `NotFound`."""
-        ...
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,6 @@ class Agents(Protocol):
 
     async def agent(self, machine: str) -> AgentApi:
         """Return a client of a machine's agent."""
-        ...
 
 
 class TaskService:
