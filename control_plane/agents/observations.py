@@ -15,7 +15,7 @@ from agent.api import MachineFacts, ProfileState, ProfileStatus, TaskStatus
 from control_plane.agents.core.seen import SeenMachine
 from control_plane.agents.ports import KnownMachines
 from control_plane.agents.protocol import EventStream
-from control_plane.api.machines import EventKind, MachineRecord, MachineState
+from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.broker.core.unavailability import departure, excused, overdue, planned, returning
 from control_plane.runtime.big_map import BigMap
 from control_plane.runtime.runtime import Runtime
@@ -321,16 +321,10 @@ class Observations:
         plans = planned(record) if record.unavailability else ()
         if not plans:  # almost always
             return seen
-        event = departure(record, now)
         return replace(
             seen,
-            leaving=event is not None,
+            departure=departure(record, now),
             overdue=overdue(record, now),
-            leaving_reason=event.reason if event is not None else "",
-            called_back=event is not None and event.kind is EventKind.REVOKED,
-            capped=event is not None and event.kind is EventKind.POWER_CAP,
-            switching=event is not None and event.kind is EventKind.PROFILE,
-            deadline=event.deadline if event is not None else None,
             plans=plans,
             excused=excused(record, now),
             returning=returning(record, now),

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from control_plane.agents.core.seen import SeenMachine
 from control_plane.api.intents import Dimension
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.api.machines import EventKind
 from control_plane.api.operations import (
     MUST_LEAVE,
     STOP,
@@ -80,6 +81,12 @@ _VOLUNTARY = (
     *(Cause.RELEASE, Cause.CANARY, Cause.ROLLBACK, Cause.TRANSFER, Cause.REBALANCE, Cause.OWNER),
     *MUST_LEAVE,
 )
+_LEAVE_BECAUSE = {
+    EventKind.REVOKED: Cause.LOAN,
+    EventKind.PROFILE: Cause.PROFILE,
+    EventKind.POWER_CAP: Cause.POWER,
+}
+"""Kind of event that takes a machine away → cause of moves from there; others: maintenance."""
 
 
 def decide(record: JobRecord, seen: Seen) -> Decision:
@@ -235,7 +242,8 @@ def _can_wait(task: TaskRecord, machine: SeenMachine, seen: Seen) -> bool:
         return False
     if task.placement.machine not in seen.held_back:
         return False
-    return not (machine.leaving and (machine.called_back or machine.capped))
+    event = machine.departure
+    return event is None or event.kind not in (EventKind.REVOKED, EventKind.POWER_CAP)
 
 
 def _room(made: Decision, within: Sequence[TaskRecord], broken: Sequence[int], seen: Seen) -> Room:
@@ -306,8 +314,9 @@ def _need(
     machine = seen.view.get(task.placement.machine) if task.placement is not None else None
     if is_moved(task) and task.operation is not None:
         return OperationKind.MOVE, task.operation.cause, task.operation.reason, None
-    if machine is not None and machine.leaving:
-        return OperationKind.MOVE, _why_leave(machine), machine.leaving_reason, machine.deadline
+    if machine is not None and (event := machine.departure) is not None:
+        cause = _LEAVE_BECAUSE.get(event.kind, Cause.MAINTENANCE)
+        return OperationKind.MOVE, cause, event.reason, event.deadline
     if (target := target_of(record, task)) != task.version:
         reason = f"version {target} instead of {last_run(task)}"
         return OperationKind.UPDATE, cause_of_update(record, task), reason, None
@@ -321,21 +330,14 @@ def _need(
     )
 
 
-def _why_leave(machine: SeenMachine) -> Cause:
-    if machine.called_back:
-        return Cause.LOAN
-    if machine.switching:
-        return Cause.PROFILE
-    return Cause.POWER if machine.capped else Cause.MAINTENANCE
-
-
 def _due_first(task: TaskRecord, seen: Seen) -> tuple[float, bool, bool, int]:
     """Return a task's sort key in the queue for the budget: the nearest deadline goes first.
 
     Among tasks without a deadline, waiting ones come first, but for those without room.
     """
     machine = seen.view.get(task.placement.machine) if task.placement is not None else None
-    deadline = machine.deadline if machine is not None and machine.leaving else None
+    event = machine.departure if machine is not None else None
+    deadline = event.deadline if event is not None else None
     is_stuck = task.index in seen.without_room
     return inf if deadline is None else deadline, is_stuck, not waits(task), task.index
 

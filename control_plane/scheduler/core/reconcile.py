@@ -27,6 +27,7 @@ from control_plane.api.jobs import (
     spec_of,
     task_id,
 )
+from control_plane.api.machines import UnavailabilityEvent
 from control_plane.api.operations import STOP, Cause, OperationKind
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, staying, waits_for
@@ -242,8 +243,8 @@ class _Fold:
         if status is None:
             if machine.stopped.get(name, 0) < task.generation:
                 return task
-            if _waits_here(task, machine) and not self._record.stopping:
-                return self._to(task, TaskPhase.PARKED, reason=machine.leaving_reason, state=None)
+            if (event := _parks_for(task, machine)) is not None and not self._record.stopping:
+                return self._to(task, TaskPhase.PARKED, reason=event.reason, state=None)
             return self._gone(task)
         if status.generation > task.generation:
             self.generation = max(self.generation, status.generation)
@@ -330,10 +331,11 @@ def _avoided(task: TaskRecord) -> str:
     return known.from_machine if known.cause in (Cause.REBALANCE, Cause.OWNER) else ""
 
 
-def _waits_here(task: TaskRecord, machine: SeenMachine) -> bool:
-    """Return whether a task was stopped to restart on its machine after maintenance."""
+def _parks_for(task: TaskRecord, machine: SeenMachine) -> UnavailabilityEvent | None:
+    """Return the maintenance after which a stopped task restarts on its machine; None: none."""
     known = task.operation
-    return known is not None and known.instead == STOP and machine.leaving and machine.returning
+    is_parked = known is not None and known.instead == STOP and machine.returning
+    return machine.departure if is_parked else None
 
 
 def _unusable(task: TaskRecord) -> str:
