@@ -54,7 +54,7 @@ class RunningShards(ShardLookup):
         shards = {number: _shard(number, parts, of) for number, of in allocators.items()}
         super().__init__(parts, ownership, shards)
         self._moves = asyncio.Lock()
-        parts.dispatcher.follow(self._wanted)
+        parts.dispatcher.wanted = self._wanted
         parts.control.in_one_shard = self.in_one_shard
         parts.portal.in_scope = self.scopes.may_become
 
