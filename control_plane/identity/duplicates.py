@@ -22,8 +22,9 @@ from control_plane.identity.core.duplicates import (
     stays_second,
     words,
 )
+from control_plane.identity.stored import readable
 from control_plane.runtime.runtime import Runtime
-from control_plane.store import Delete, Entry, Operation, Put, Store
+from control_plane.store import Delete, Operation, Put, Store
 from wire.errors import Busy, NotFound, TwineError, Unreachable
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class DuplicateHosts:
         """Read the stored findings; an unreadable one is found again."""
         for entry in (await self._store.list_prefix(DUPLICATES)).entries:
             machine = entry.key.removeprefix(DUPLICATES)
-            if (known := _decoded(entry)) is not None:
+            if (known := readable(entry, Duplicate)) is not None:
                 self.known[machine] = known
 
     def all(self) -> Duplicates:
@@ -184,10 +185,3 @@ class DuplicateHosts:
             self.known.pop(machine, None)
         else:
             self.known[machine] = duplicate
-
-
-def _decoded(entry: Entry) -> Duplicate | None:
-    try:
-        return msgspec.json.decode(entry.value, type=Duplicate)
-    except msgspec.DecodeError:
-        return None
