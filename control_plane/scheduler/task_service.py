@@ -11,7 +11,7 @@ from typing import Protocol
 
 from agent.api import TaskStatus
 from control_plane.agents.protocol import AgentApi
-from control_plane.api.jobs import TaskRecord, spec_of, task_id
+from control_plane.api.jobs import TaskRecord, spec_of, task_at, task_id
 from control_plane.api.tasks import HostDescription, TaskDescription
 from control_plane.identity.authority import TaskSubject
 from control_plane.runtime.job_table import JobTable
@@ -33,7 +33,7 @@ class TaskService:
         self._jobs, self._agents = jobs, agents
 
     def _placed(self, job: str, index: int) -> tuple[TaskRecord, str]:
-        task = next((t for t in self._jobs.get(job).tasks if t.index == index), None)
+        task = task_at(self._jobs.get(job), index)
         if task is None:
             raise NotFound(f"job {job!r} has no task {index}", hint=f"twinectl job status {job}")
         if task.placement is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from agent.api import TaskStatus
-from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, task_at
 from control_plane.api.restored import Difference, FoundTask
 
 _THERE = (TaskPhase.STARTING, TaskPhase.RUNNING, TaskPhase.DRAINING)
@@ -74,9 +74,4 @@ def _is_there(record: JobRecord, name: str, machine: str) -> bool:
 
 
 def _task(record: JobRecord, name: str) -> TaskRecord | None:
-    """Return a task of a job by its id; of a job with many it is mostly where its index says."""
-    index, tasks = int(name.rpartition("-")[2]), record.tasks
-    near = tasks[index : index + 1]
-    if not near or near[0].index != index:
-        near = [task for task in tasks if task.index == index]
-    return near[0] if near else None
+    return task_at(record, int(name.rpartition("-")[2]))

@@ -30,14 +30,13 @@ from control_plane.api.jobs import (
 from control_plane.api.machines import UnavailabilityEvent
 from control_plane.api.operations import STOP, Cause, OperationKind
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, staying, waits_for
+from control_plane.scheduler.core.copies import ENDED, LeftBehind, ended_in_s, staying, waits_for
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.task_versions import placed_as, runs_next
 
 _RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 60.0
 _GIVE_UP_S = 60.0
 """A task that its machine refuses for this long is moved to another."""
-_ENDED = (TaskState.STOPPED, TaskState.FAILED)
 _BY_ITSELF = ("exit-code", "signal", "core-dump", "oom-kill", "timeout", "watchdog")
 """Failures of a task that ran (systemd's words): with `never` they end it as success does. A task
 that did not come up, or ended because of its host, is started again."""
@@ -184,7 +183,7 @@ class _Fold:
             return self._to(task, TaskPhase.RUNNING, listed=True, attempts=0, retry_at=0.0)
         if task.listed:
             task = self._to(task, task.phase, listed=False)
-        return self._ended(task, status) if status.state in _ENDED else task
+        return self._ended(task, status) if status.state in ENDED else task
 
     def _left(
         self, task: TaskRecord, machine: SeenMachine | None, *, keep_version: bool = False

@@ -30,10 +30,9 @@ from control_plane.scheduler.core.new_tasks import (
     is_proven,
     serves,
 )
-from control_plane.scheduler.core.operations import Ledger, is_going
+from control_plane.scheduler.core.operations import ENDING, Ledger, is_going
 from control_plane.scheduler.core.task_versions import canaries, placed_as
 
-_ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
 _SELF = "scheduler"
 """The writer of a push that goes back by itself (`on_failure`)."""
 
@@ -310,4 +309,4 @@ def _is_on_its_way(task: TaskRecord) -> bool:
         return False
     if operation.state is not OperationState.RUNNING:
         return False
-    return task.phase in _ENDING or (task.phase is TaskPhase.PENDING and not task.reason)
+    return task.phase in ENDING or (task.phase is TaskPhase.PENDING and not task.reason)

@@ -281,7 +281,7 @@ async def test_two_plans_for_one_machine_are_both_kept_and_the_earlier_deadline_
     await asyncio.sleep(61)
     record = w.cp._broker.table.get(host)
     view = w.cp._observations.view({"front": "front"}, [record.machine], clock())
-    assert view[host].deadline == min(e.deadline for e in open_events)
+    assert view[host].departure.deadline == min(e.deadline for e in open_events)
     await w.until(lambda: not w.region.where()[host], within_s=600)
     await w.cp.maintenance.cancel("switch")
     (left,) = [e for e in w.cp._broker.table.get(host).unavailability if e.end is None]
