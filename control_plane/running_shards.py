@@ -156,7 +156,7 @@ class RunningShards(ShardLookup):
         await self._parts.jobs.settle()
 
     async def _until_idle(self, pool: str, source: RunningShard, jobs: list[str]) -> None:
-        allocator, asking = source.allocator, source.scheduler.asking
+        allocator, asking = source.allocator, source.scheduler.requests.asking
 
         def is_busy() -> bool:
             return not asking.isdisjoint(jobs) or handover.is_busy(allocator, pool, jobs)

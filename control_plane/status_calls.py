@@ -70,7 +70,7 @@ class StatusCalls:
 
     def process_counts(self, loads: Sequence[ShardLoad] = ()) -> ProcessStatus:
         """Return the status of this process; `loads` has its numbers of jobs and tasks."""
-        followed, state = self.health.followed(), self._state()
+        followed, state = self._checker.followed_count, self._state()
         return own_status(self.role, state, self._store, self.processes, loads, followed)
 
     def region_status(self, others: Sequence[ProcessStatus] = ()) -> RegionStatus:

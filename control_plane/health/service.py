@@ -32,10 +32,6 @@ class HealthService:
         """Return how many machines are held back."""
         return self._checker.held_count
 
-    def followed(self) -> int:
-        """Return how many machines this process follows."""
-        return self._checker.followed_count
-
     async def confirm(
         self, machines: Collection[str], scope: MachineScope | None, reason: str, caller: str
     ) -> ConfirmedDown:

@@ -42,11 +42,7 @@ async def _no_answer(_machine: str) -> Presence:
     raise Unreachable("no host is asked")
 
 
-async def _not_audited(_found: Duplicate) -> None:
-    return None
-
-
-async def _stays(_machine: str) -> None:
+async def _nothing(_: object) -> None:
     return None
 
 
@@ -63,9 +59,9 @@ class DuplicateHosts:
         self._places = asyncio.Semaphore(LOOKS)
         self.ask: Callable[[str], Awaitable[Presence]] = _no_answer
         """Asks the process at a machine's address for its mark, on a new connection."""
-        self.audit: Callable[[Duplicate], Awaitable[None]] = _not_audited
+        self.audit: Callable[[Duplicate], Awaitable[None]] = _nothing
         """Records a finding in the audit log."""
-        self.disconnect: Callable[[str], Awaitable[None]] = _stays
+        self.disconnect: Callable[[str], Awaitable[None]] = _nothing
         """Closes the connections to a machine's address."""
 
     async def load(self) -> None:

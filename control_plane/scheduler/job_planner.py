@@ -125,7 +125,7 @@ class JobPlanner:
             uneven=uneven,
             second_copies=self._scheduler.second_copies(record),
             update=self._update_note(record, has_waiting=bool(waiting)),
-            controller=self._scheduler.controller_note(record),
+            controller=self._scheduler.approvals.note(name),
             operations=_waiting(record, self._runtime.date()),
             volumes=volumes,
             image=await self._image_note(record),

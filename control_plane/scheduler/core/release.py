@@ -133,8 +133,13 @@ def returned(record: JobRecord, spec: JobSpec, reason: str) -> JobRecord:
         returns_from=record.version,
         reason=reason,
     )
-    specs = record.specs | {version: spec}
-    return replace(record, spec=spec, version=version, specs=specs, tasks=tasks, rollout=rollout)
+    return replace(with_version(record, spec), tasks=tasks, rollout=rollout)
+
+
+def with_version(record: JobRecord, spec: JobSpec) -> JobRecord:
+    """Return the record with a specification as its new version."""
+    version = next_version(record)
+    return replace(record, spec=spec, version=version, specs=record.specs | {version: spec})
 
 
 def resumed(record: JobRecord) -> JobRecord:
