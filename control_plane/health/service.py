@@ -30,7 +30,7 @@ class HealthService:
 
     def count(self) -> int:
         """Return how many machines are held back."""
-        return self._checker.held_count
+        return len(self._checker.held)
 
     async def confirm(
         self, machines: Collection[str], scope: MachineScope | None, reason: str, caller: str

@@ -162,10 +162,8 @@ class ImageStore:
         """
         if not is_signed(signature.key, signature.signature, signature.name, digest):
             raise Unprocessable(
-                (
-                    f"this signature does not match image {digest} as {signature.name} with "
-                    f"{signature.key}"
-                ),
+                f"this signature does not match image {digest} as {signature.name} with "
+                f"{signature.key}",
                 hint="twinectl image sign DIGEST --name NAME --key FILE makes one",
             )
         async with self._signing:

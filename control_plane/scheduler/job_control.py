@@ -254,10 +254,7 @@ class JobControl:
         pool = pool_of(record.spec.entitlement, specs[record.spec.entitlement])
         if machine is not None and machine.pool != pool:
             raise Conflict(
-                (
-                    f"task {name}-{index} cannot move to {to}: the machine does not belong "
-                    f"to {pool!r}"
-                ),
+                f"task {name}-{index} cannot move to {to}: the machine does not belong to {pool!r}",
                 hint=f"twinectl machine list --entitlement {pool}",
             )
         now = Moment(self._runtime.date(), self._runtime.now())

@@ -78,10 +78,6 @@ class Placements:
             if spec.entitlement != record.spec.entitlement
         }
 
-    def home_of(self, record: JobRecord) -> Home:
-        """Return where the newest version of a job runs."""
-        return Home(self.pool_of(record), self.entitlement_of(record))
-
     def entitlement_of(self, record: JobRecord) -> EntitlementSpec | None:
         """Return the specification of a job's entitlement."""
         return self.allocator.entitlement_of(record.spec)

@@ -234,9 +234,12 @@ class Scheduler:
         record = self._jobs.find(name)
         if record is None or self.requests.is_pending(name):
             return None
-        home = self._placements.home_of(record)
+        pool, entitlement = (
+            self._placements.pool_of(record),
+            self._placements.entitlement_of(record),
+        )
         spread_state = self._basis.spread_state(record)
-        return await self._idle_jobs.rests_s(record, home.entitlement, spread_state, home.pool)
+        return await self._idle_jobs.rests_s(record, entitlement, spread_state, pool)
 
     def _pause_s(self, name: str) -> float:
         record = self._jobs.find(name)
@@ -260,7 +263,7 @@ class Scheduler:
             if not (made.record.tasks or request or is_asked) and made.record.stopping:
                 # a later job of this name continues its generations and call numbers, so neither
                 # agents nor the controller take its messages for outdated ones
-                await self._log.commit(self._jobs, made.record, made.events, is_gone=True)
+                await self._log.commit(self._jobs, made.record, made.ledger.events, is_gone=True)
                 log.info("job deleted", extra={"job": name})
                 return 0.0
             if answer is not None and request is not None and request.groups:
@@ -313,7 +316,7 @@ class Scheduler:
         made.record = self.approvals.noted(made.record, before)
         await self._turn(made.record)
         if made.record != before:
-            events = await self._log.commit(self._jobs, made.record, made.events)
+            events = await self._log.commit(self._jobs, made.record, made.ledger.events)
             self.approvals.stored(made.record, before, events)
         self._details[before.name] = made.detail
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from agent.api import TaskStatus
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, task_at
@@ -22,14 +22,13 @@ def is_of_before(status: TaskStatus, epoch: int) -> bool:
 def differences(
     machine: str,
     seen: Mapping[str, TaskStatus],
-    wanted: Mapping[str, JobRecord],
-    jobs: Mapping[str, JobRecord],
+    wanted: Mapping[str, JobRecord | None],
+    jobs: Container[str],
     epoch: int,
 ) -> Iterator[FoundTask]:
     """Yield what differs on one machine, by task.
 
-    `wanted` maps the tasks that the store has there to their jobs. `jobs` are the stored jobs of
-    all tasks that were seen there.
+    `wanted` maps the tasks that the store has there to their jobs. `jobs` are all stored jobs.
     """
     for name in sorted(seen.keys() | wanted.keys()):
         status, record = seen.get(name), wanted.get(name)
@@ -58,7 +57,7 @@ def differences(
 
 
 def _difference(
-    status: TaskStatus, record: JobRecord | None, jobs: Mapping[str, JobRecord]
+    status: TaskStatus, record: JobRecord | None, jobs: Container[str]
 ) -> Difference | None:
     if record is None:
         return Difference.NOT_PLACED if status.job in jobs else Difference.UNKNOWN_JOB

@@ -266,12 +266,8 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -
     reason = f"version {record.version} failed on {count} task{('s' if count > 1 else '')},"
     reason += f" recently on {named}{why}"
     base = record.specs.get(rollout.base)
-    goes_back = (
-        record.spec.update.on_failure is OnFailure.ROLLBACK
-        and base is not None
-        and not same_tasks(base, record.spec)
-    )
-    if base is None or not goes_back:
+    halts = record.spec.update.on_failure is not OnFailure.ROLLBACK
+    if base is None or halts or same_tasks(base, record.spec):
         ledger.add_rollout_event(f"halted: {reason}", OperationState.FAILED)
         return replace(record, rollout=replace(rollout, halted=True, reason=reason))
     ledger.add_rollout_event(
