@@ -126,7 +126,7 @@ class _Fold:
         match task.phase:
             case TaskPhase.STARTING | TaskPhase.RUNNING:
                 if machine is None or not machine.up or not self._is_held(task, machine):
-                    return self._lost(task)
+                    return self._unlisted(task, TaskPhase.LOST, _unusable(task))
                 return self._alive(task, machine)
             case TaskPhase.DRAINING:
                 if machine is None or not machine.up:
@@ -270,27 +270,13 @@ class _Fold:
             return self._alive(task, machine)
         return self._again(task, "its machine is back without it")
 
-    def _lost(self, task: TaskRecord) -> TaskRecord:
-        return self._to(
-            task,
-            TaskPhase.LOST,
-            listed=False,
-            health=Health.UNKNOWN,
-            retry_at=0.0,
-            reason=_unusable(task),
-        )
-
     def _again(self, task: TaskRecord, reason: str) -> TaskRecord:
-        return self._to(
-            task,
-            TaskPhase.STARTING,
-            generation=self._next(),
-            listed=False,
-            health=Health.UNKNOWN,
-            state=None,
-            retry_at=0.0,
-            reason=reason,
-        )
+        task = replace(task, generation=self._next(), state=None)
+        return self._unlisted(task, TaskPhase.STARTING, reason)
+
+    def _unlisted(self, task: TaskRecord, phase: TaskPhase, reason: str) -> TaskRecord:
+        unseen = {"listed": False, "health": Health.UNKNOWN, "retry_at": 0.0}
+        return self._to(task, phase, reason=reason, **unseen)
 
     def _gone(
         self, task: TaskRecord, *, left_behind: bool = False, keep_version: bool = False
