@@ -37,7 +37,7 @@ async def serve_front_end(
         runtime = Runtime()
         relay = FrontEndRelay(config.cores, identity.core_context(), identity.cluster, runtime)
         stack.push_async_callback(relay.close)
-        app, tls = relay.app(version()), identity.server_context(require_client=False)
+        app, tls = relay.app(version()), identity.server_context()
         await stack.enter_async_context(serving(app, tcp, tls, None))
         url = url_of(config.reachable_at()[0], tcp.getsockname()[1])
         log.info("serving", extra={"url": url, "role": name})

@@ -54,7 +54,7 @@ class RunningShards(ShardLookup):
         shards = {number: _shard(number, parts, of) for number, of in allocators.items()}
         super().__init__(parts, ownership, shards)
         self._moves = asyncio.Lock()
-        parts.dispatcher.follow(self._wanted)
+        parts.dispatcher.wanted = self._wanted
         parts.control.in_one_shard = self.in_one_shard
         parts.portal.in_scope = self.scopes.may_become
 
@@ -156,7 +156,7 @@ class RunningShards(ShardLookup):
         await self._parts.jobs.settle()
 
     async def _until_idle(self, pool: str, source: RunningShard, jobs: list[str]) -> None:
-        allocator, asking = source.allocator, source.scheduler.asking
+        allocator, asking = source.allocator, source.scheduler.requests.asking
 
         def is_busy() -> bool:
             return not asking.isdisjoint(jobs) or handover.is_busy(allocator, pool, jobs)

@@ -60,7 +60,9 @@ async def serve_shard(
         with heap_that_stays():
             plane = await despite_damage(load, [store])
         app = ShardFrontEnd(plane, store, identity.cluster).app(version())
-        await stack.enter_async_context(serving(app, tcp, identity.server_context(), None))
+        await stack.enter_async_context(
+            serving(app, tcp, identity.server_context(require_client=True), None)
+        )
         log.info("serving", extra={"url": role.url, "role": role.name})
         started(role.url)
         await until(stopping, plane.wait_failed(), identity.follow_forever())
@@ -112,7 +114,8 @@ class _Loading:
             ownership=ownership,
             processes=processes,
         )
-        revoked = self._identity.revoked = RevokedHosts(store, runtime)
+        revoked = RevokedHosts(store, runtime)
+        self._identity.is_void = revoked.people.is_void
         plane.also_follow(revoked)
         await revoked.people.load()
         return await self._stack.enter_async_context(plane)

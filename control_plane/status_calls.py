@@ -64,13 +64,13 @@ class StatusCalls:
         if trouble := self._loops.trouble():
             return Liveness(ok=False, detail=trouble)
         alarm = f"{len(self.quarantined)} damaged records are set aside" * bool(self.quarantined)
-        details = [self.restored.words(), self._checker.restored.words(), self._checker.brake]
+        details = [self.restored.words(), self._checker.restored.words(), self._checker.held.brake]
         details += [alarm, self.rebalancer.alarm()]
         return Liveness(ok=True, detail="; ".join(filter(None, details)))
 
     def process_counts(self, loads: Sequence[ShardLoad] = ()) -> ProcessStatus:
         """Return the status of this process; `loads` has its numbers of jobs and tasks."""
-        followed, state = self.health.followed(), self._state()
+        followed, state = self._checker.followed_count, self._state()
         return own_status(self.role, state, self._store, self.processes, loads, followed)
 
     def region_status(self, others: Sequence[ProcessStatus] = ()) -> RegionStatus:
@@ -98,7 +98,7 @@ class StatusCalls:
         held = (LimitName.STOPS, LimitName.CAPPED_MOVES, LimitName.CAPACITY, LimitName.MARK_DOWN)
         limits = self.limits.views(self._runtime.now()).limits
         reasons = (f"limit {v.name}: {v.reason}" for v in limits if v.name in held and v.reason)
-        states = (self.restored.words(), self._checker.restored.words(), self._checker.brake)
+        states = (self.restored.words(), self._checker.restored.words(), self._checker.held.brake)
         return next(filter(None, (*states, *reasons)), "")
 
     # -- lookups for access control

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from agent.api import ImagePull, ProfileSpec, TaskSpec
-from control_plane.agents.core.commands import Command, Start, Stop
+from agent.api import ProfileSpec, TaskSpec
+from control_plane.agents.core.commands import Command, Stop
 from control_plane.agents.core.seen import is_empty
 from control_plane.agents.core.stop_queue import QueuePlace, StopQueue
 from control_plane.agents.observations import PROFILE
@@ -26,7 +26,7 @@ from control_plane.agents.region import Region
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord
 from control_plane.images.store import FindImage
-from control_plane.images.trust import distrust_in, trust_in
+from control_plane.images.trust import distrust_in, pull_of, trust_in
 from control_plane.runtime.table import ignore
 from wire.errors import Conflict, NotFound, TwineError, Unprocessable, Unreachable
 
@@ -69,30 +69,25 @@ class Dispatcher:
 
     def __init__(self, region: Region, pool: AgentPool, find_image: FindImage) -> None:
         self._broker, self._observations = region.broker, region.observations
-        self._settings = settings = region.settings
-        self._runtime = region.runtime
-        self._pool = pool
-        self._find_image = find_image
-        self._wanted: Wanted = lambda _machine, _task: None
+        self._settings, self._runtime = region.settings, region.runtime
+        self._pool, self._find_image = pool, find_image
         self._number: Callable[[], int] = int
         self._group: asyncio.TaskGroup | None = None
         self._lines: dict[str, _Line] = {}
         self._order: deque[_Line] = deque()
         """Machines with a pending command that may go at once, by turns."""
+        settings, self._stops = region.settings, StopQueue()
         self._slots = settings.concurrent_calls
-        self._stops = StopQueue()
         self._limit = region.limits.of(
             LimitName.STOPS, settings.destructive_per_s, settings.destructive_burst
         )
         self._release_at: asyncio.TimerHandle | None = None
         region.broker.listen(self._machine_changed, loaded=ignore)
         self._observations.listen(self._listed_again, lambda _machine, _which: None)
+        self.wanted: Wanted = lambda _machine, _task: None
+        """The source of what is wanted: the scheduler sets it."""
         self.profile_text: Callable[[str], str] = lambda _: ""
         """Returns the text of a profile that hosts do not have; set by the owner."""
-
-    def follow(self, wanted: Wanted) -> None:
-        """Set the source of what is wanted: the scheduler."""
-        self._wanted = wanted
 
     async def run(self, number: Callable[[], int]) -> None:
         """Carry commands until cancelled, each with the number of the term that it is made in."""
@@ -110,11 +105,10 @@ class Dispatcher:
 
     def send(self, command: Command) -> None:
         """Send a command to an agent, when its turn has come and if it is still wanted."""
-        match command:
-            case Start(machine=machine, task=task):
-                self._ask(machine, task)
-            case Stop(machine=machine, task=task, urgent=urgent):
-                self._ask_stop(QueuePlace(machine, task), urgent=urgent)
+        if isinstance(command, Stop):
+            self._ask_stop(command)
+        else:
+            self._ask(command.machine, command.task)
 
     def prestage(self, machine: str, digest: str, keys: Sequence[str] = ()) -> None:
         """Bring an image to a machine ahead of its use, if one of these keys signed it."""
@@ -136,8 +130,8 @@ class Dispatcher:
         self._ask(machine, _ASK_PROFILE)
 
     async def agent(self, machine: str) -> AgentApi:
-        """Return a client of a machine's agent, for calls that need no turn."""
-        return await self._agent(machine)
+        """Return a client of a machine's agent; calls of others need no turn."""
+        return await self._pool.get(self._broker.table.get(machine))
 
     # -- turns
 
@@ -150,24 +144,24 @@ class Dispatcher:
     def _ask(self, machine: str, what: str, *, passed: bool = False) -> None:
         """Queue a command for its turn, once."""
         line = self._line(machine)
-        if what in line.in_flight or self._is_paused(line, what):
-            return
-        if any(what in tasks for tasks in line.pulls.values()):
+        awaits_image = any(what in tasks for tasks in line.pulls.values())
+        if awaits_image or what in line.in_flight or self._is_paused(line, what):
             return
         line.pending[what] = passed or line.pending.get(what, False)
         self._queue(line)
         self._fill()
 
-    def _ask_stop(self, place: QueuePlace, *, urgent: bool) -> None:
+    def _ask_stop(self, stop: Stop) -> None:
         """Queue a stop for the rate limit, then for its turn."""
-        line = self._lines.get(place.machine)
+        machine, task, line = stop.machine, stop.task, self._lines.get(stop.machine)
         if line is not None:
-            passed = line.pending.get(place.task, False)
-            if passed or place.task in line.in_flight or self._is_paused(line, place.task):
+            passed = line.pending.get(task, False)
+            if passed or task in line.in_flight or self._is_paused(line, task):
                 return
-            line.pending.pop(place.task, None)  # a start that is no longer wanted
-        status = self._observations.observation(place.machine).tasks.get(place.task)
-        self._stops.add(place, status.entitlement if status else "", urgent=urgent)
+            line.pending.pop(task, None)  # a start that is no longer wanted
+        status = self._observations.observation(machine).tasks.get(task)
+        entitlement = status.entitlement if status else ""
+        self._stops.add(QueuePlace(machine, task), entitlement, urgent=stop.urgent)
         self._release()
 
     def _release(self) -> None:
@@ -175,7 +169,7 @@ class Dispatcher:
         if self._group is None or self._release_at is not None:
             return
         while (place := self._stops.first()) is not None:
-            wanted = self._wanted(place.machine, place.task)
+            wanted = self.wanted(place.machine, place.task)
             if isinstance(wanted, Stop):
                 wait_s = self._limit.take(self._runtime.now())
                 self._limit.held = len(self._stops) if wait_s > 0 else 0
@@ -250,10 +244,8 @@ class Dispatcher:
         asyncio.get_running_loop().call_later(pause, self._again, line, what)
         reason = str(error) or f"no answer within {self._settings.call_timeout_s:g} s"
         machine = line.machine
-        log.warning(
-            "command to agent failed",
-            extra={"machine": machine, "object": what, "reason": reason},
-        )
+        fields = {"machine": machine, "object": what, "reason": reason}
+        log.warning("command to agent failed", extra=fields)
         if what == _ASK_PROFILE or self._broker.table.find(machine) is None:
             return  # the health checker notices if the machine is gone
         unknown = isinstance(error, TimeoutError | Unreachable | Conflict)
@@ -263,13 +255,13 @@ class Dispatcher:
         """End a pause; its length is remembered until it succeeds or is no longer wanted."""
         if self._group is None or self._lines.get(line.machine) is not line:
             return
-        wanted = self._wanted(line.machine, what)
+        wanted = self.wanted(line.machine, what)
         if wanted is None:
             loop = asyncio.get_running_loop()
             loop.call_later(_PAUSE_MAX_S, self._forgive, line, what, line.pauses.get(what))
             self._observations.changed(line.machine)  # wakes callers that wait
         elif isinstance(wanted, Stop):
-            self._ask_stop(QueuePlace(line.machine, what), urgent=wanted.urgent)
+            self._ask_stop(wanted)
         else:
             self._ask(line.machine, what)
 
@@ -298,9 +290,6 @@ class Dispatcher:
 
     # -- carrying
 
-    async def _agent(self, machine: str) -> AgentApi:
-        return await self._pool.get(self._broker.table.get(machine))
-
     async def _carry(self, line: _Line, what: str, passed: bool) -> None:
         """Send the agent the command that is wanted at this moment."""
         machine = line.machine
@@ -308,17 +297,17 @@ class Dispatcher:
             if what == PROFILE:
                 await self._put_profile(machine)
             elif what == _ASK_PROFILE:
-                seen = await (await self._agent(machine)).get_profile()
+                seen = await (await self.agent(machine)).get_profile()
                 self._observations.saw_profile(machine, seen)
             else:
-                wanted = self._wanted(machine, what)
+                wanted = self.wanted(machine, what)
                 if isinstance(wanted, TaskSpec):
                     await self._start(line, what, wanted)
                 elif wanted is not None and passed:
                     await self._stop(wanted)
                 elif wanted is not None:
                     line.in_flight.discard(what)
-                    self._ask_stop(QueuePlace(machine, what), urgent=wanted.urgent)
+                    self._ask_stop(wanted)
 
     async def _start(self, line: _Line, task: str, spec: TaskSpec) -> None:
         machine, keys = line.machine, spec.image_trust.keys
@@ -328,22 +317,20 @@ class Dispatcher:
             return
         spec = replace(spec, image_trust=trust)
         try:
-            status = await (await self._agent(machine)).put_task(task, spec)
+            status = await (await self.agent(machine)).put_task(task, spec)
         except (NotFound, Unprocessable):
             # perhaps the image was removed meanwhile: the next attempt asks for it again
             self._observations.observation(machine).images -= {spec.image}
             raise
         self._observations.answered(machine, status)
-        log.info(
-            "task put", extra={"task": task, "machine": machine, "generation": spec.generation}
-        )
+        fields = {"task": task, "machine": machine, "generation": spec.generation}
+        log.info("task put", extra=fields)
 
     async def _stop(self, command: Stop) -> None:
         name, machine, generation = command.task, command.machine, command.generation
         gone = False
         try:
-            agent = await self._agent(machine)
-            status = await agent.delete_task(name, generation, self._number())
+            status = await (await self.agent(machine)).delete_task(name, generation, self._number())
         except NotFound:
             gone = True
         else:
@@ -355,17 +342,15 @@ class Dispatcher:
         record = self._broker.table.get(machine)
         if not record.entitlement:
             return
-        text = self.profile_text(record.profile_wanted)
         spec = ProfileSpec(
             name=record.profile_wanted,
-            text=text,
+            text=self.profile_text(record.profile_wanted),
             generation=record.assignment_generation,
             epoch=self._number(),
             allow_reboot=is_empty(self._observations.observation(machine).tasks),
         )
-        self._observations.saw_profile(
-            machine, await (await self._agent(machine)).put_profile(spec)
-        )
+        seen = await (await self.agent(machine)).put_profile(spec)
+        self._observations.saw_profile(machine, seen)
 
     # -- images
 
@@ -404,30 +389,12 @@ class Dispatcher:
 
         A host that lost its power reports nothing, and pulls may take long.
         """
-        line = self._lines.get(machine)
-        if line is None or not line.calls:
-            return
-        boot_id = self._observations.observation(machine).boot_id
-        for asked_in, limit in line.calls.values():
+        line, boot_id = self._lines.get(machine), self._observations.observation(machine).boot_id
+        for asked_in, limit in line.calls.values() if line is not None else ():
             if asked_in and asked_in != boot_id and not limit.expired():
                 limit.reschedule(asyncio.get_running_loop().time())
 
     async def _ensure_image(self, machine: str, digest: str, keys: Sequence[str]) -> None:
-        if digest in self._observations.observation(machine).images:
-            return
-        image = await self._find_image(digest)
-        if image is None:
-            raise NotFound(
-                (
-                    f"cannot send image {digest} to machine {machine}: the image store no "
-                    "longer has it"
-                ),
-                hint="push it again",
-            )
-        pull = ImagePull(
-            digest=digest,
-            format=image.format,
-            path=f"/v1/images/{digest}/stream",
-            trust=await trust_in(self._find_image, digest, keys),
-        )
-        await (await self._agent(machine)).pull_image(pull)
+        if digest not in self._observations.observation(machine).images:
+            pull = await pull_of(self._find_image, digest, keys, machine)
+            await (await self.agent(machine)).pull_image(pull)

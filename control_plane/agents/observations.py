@@ -15,7 +15,7 @@ from agent.api import MachineFacts, ProfileState, ProfileStatus, TaskStatus
 from control_plane.agents.core.seen import SeenMachine
 from control_plane.agents.ports import KnownMachines
 from control_plane.agents.protocol import EventStream
-from control_plane.api.machines import EventKind, MachineRecord, MachineState
+from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.broker.core.unavailability import departure, excused, overdue, planned, returning
 from control_plane.runtime.big_map import BigMap
 from control_plane.runtime.runtime import Runtime
@@ -153,14 +153,10 @@ class Observations:
         for it; None: `view` has to judge it.
         """
         record, observation = self._broker.table.find(machine), self._observations.get(machine)
-        if (
-            record is None
-            or observation is None
-            or record.unavailability
-            or record.entitlement != pool
-        ):
+        if record is None or observation is None:
             return None
-        return observation.tasks if _is_ready(record, observation) else None
+        is_steady = not record.unavailability and record.entitlement == pool
+        return observation.tasks if is_steady and _is_ready(record, observation) else None
 
     def listed(
         self,
@@ -197,9 +193,8 @@ class Observations:
     def record_contact(self, machine: str, at: float | None = None) -> None:
         """Record a sign of life, now or at another time."""
         observation, at = self.observation(machine), self._runtime.now() if at is None else at
-        observation.answered_at = (
-            at if observation.answered_at is None else max(observation.answered_at, at)
-        )
+        last = observation.answered_at
+        observation.answered_at = at if last is None else max(last, at)
 
     def silent(self, machine: str, *, alive: bool = False) -> None:
         """Record that the agent did not answer: its observation may be out of date.
@@ -321,16 +316,10 @@ class Observations:
         plans = planned(record) if record.unavailability else ()
         if not plans:  # almost always
             return seen
-        event = departure(record, now)
         return replace(
             seen,
-            leaving=event is not None,
+            departure=departure(record, now),
             overdue=overdue(record, now),
-            leaving_reason=event.reason if event is not None else "",
-            called_back=event is not None and event.kind is EventKind.REVOKED,
-            capped=event is not None and event.kind is EventKind.POWER_CAP,
-            switching=event is not None and event.kind is EventKind.PROFILE,
-            deadline=event.deadline if event is not None else None,
             plans=plans,
             excused=excused(record, now),
             returning=returning(record, now),

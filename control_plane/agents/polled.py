@@ -6,12 +6,13 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from agent import api
 from agent.client import AgentClient
 from control_plane.runtime.runtime import Runtime
-from wire.errors import Busy, TwineError, Unreachable
+from wire.errors import Busy, Unreachable
 
 MIN_POLL_S = 0.1
 """Pause between polls that brought nothing: no busy loop with an agent that does not wait."""
@@ -19,6 +20,7 @@ CONNECT_S = 2.0
 """How long a host may take to accept a connection: two attempts of TCP (RFC 6298: 1 s)."""
 TakesConnections = Callable[[], Awaitable[bool]]
 """Returns whether the host's kernel accepts a connection."""
+T = TypeVar("T")
 GetEvents = Callable[[int, float], Awaitable[api.Events]]
 
 
@@ -65,26 +67,23 @@ class PolledEvents:
         """There is nothing to close: a poll that is cancelled ends its own connection."""
 
     async def _poll(self) -> api.Events:
-        patience = self._patience
-        try:
-            async with asyncio.timeout(patience.give_up_s):
-                return await self._ask(self._after, patience.wait_s)
-        except TimeoutError:
-            raise await unanswered(
-                "a request for events", patience.give_up_s, self._takes
-            ) from None
+        asked = self._ask(self._after, self._patience.wait_s)
+        return await within(asked, "a request for events", self._patience.give_up_s, self._takes)
 
 
-async def unanswered(what: str, after_s: float, takes: TakesConnections) -> TwineError:
-    """Return the error for a call without an answer: `Busy` if the host is alive.
+async def within(call: Awaitable[T], what: str, patience_s: float, takes: TakesConnections) -> T:
+    """Return the answer of a call; without one raise `Busy` if the host is alive.
 
     Then its agent is starved of CPU or stuck, and its tasks most likely run.
     """
-    if await takes():
-        return Busy(
-            f"the host accepts connections, but {what} is not answered within {after_s:g} s"
-        )
-    return Unreachable(f"{what} is not answered within {after_s:g} s")
+    try:
+        async with asyncio.timeout(patience_s):
+            return await call
+    except TimeoutError:
+        why = f"{what} is not answered within {patience_s:g} s"
+        if await takes():
+            raise Busy(f"the host accepts connections, but {why}") from None
+        raise Unreachable(why) from None
 
 
 class PolledAgent(AgentClient):
@@ -103,13 +102,8 @@ class PolledAgent(AgentClient):
 
     async def get_machine(self) -> api.MachineFacts:
         """Return what the machine has, or raise `Busy` for an agent that only is slow."""
-        patience_s = self._patience.give_up_s
-        try:
-            async with asyncio.timeout(patience_s):
-                return await super().get_machine()
-        except TimeoutError:
-            takes = self._takes_connections
-            raise await unanswered("a request for facts", patience_s, takes) from None
+        asked, patience_s = super().get_machine(), self._patience.give_up_s
+        return await within(asked, "a request for facts", patience_s, self._takes_connections)
 
     async def _takes_connections(self) -> bool:
         """Return whether the host's kernel accepts a connection for the agent."""

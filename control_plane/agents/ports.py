@@ -84,7 +84,5 @@ class KnownMachines(Protocol):
     def in_doubt(self) -> Mapping[str, list[str]]:
         """Return each transaction that holds machines, and which."""
 
-    async def carry_out(
-        self, machine: str, command: MachineCommand, *, revision: int | None = None
-    ) -> MachineRecord:
-        """Carry out a command for a machine; with `revision` only if nothing changed since."""
+    async def carry_out(self, machine: str, command: MachineCommand) -> MachineRecord:
+        """Carry out a command for a machine; `NotFound` if there is no such machine."""

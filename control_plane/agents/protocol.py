@@ -19,7 +19,6 @@ class EventStream(Protocol):
     @property
     def last_contact_at(self) -> float:
         """Return `Runtime.now()` of the last sign of life; it may be computed when asked."""
-        ...
 
     async def next(self) -> api.Events:
         """Return new events, a loss of events, or another boot.
@@ -28,11 +27,9 @@ class EventStream(Protocol):
         has ended: open another one. `Unreachable`: there was no answer; any other: the host is
         alive, and its agent's answer was unusable.
         """
-        ...
 
     async def close(self) -> None:
         """Stop listening."""
-        ...
 
 
 class AgentApi(Protocol):
@@ -40,29 +37,23 @@ class AgentApi(Protocol):
 
     async def get_machine(self) -> api.MachineFacts:
         """Return what the machine has."""
-        ...
 
     async def list_images(self) -> api.Images:
         """Return all images that are complete."""
-        ...
 
     async def pull_image(self, pull: api.ImagePull) -> api.ImageInfo:
         """Make the agent fetch an image; returns when it is published."""
-        ...
 
     async def list_tasks(self) -> api.Tasks:
         """Return all tasks of the machine."""
-        ...
 
     async def put_task(self, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
         """Set the desired state of a task."""
-        ...
 
     async def delete_task(
         self, task_id: str, generation: int | None = None, epoch: int | None = None
     ) -> api.TaskStatus:
         """Stop a task and tear it down."""
-        ...
 
     def task_logs(
         self,
@@ -74,49 +65,38 @@ class AgentApi(Protocol):
         previous: bool = False,
     ) -> AsyncIterator[bytes]:
         """Yield what the task wrote."""
-        ...
 
     async def get_task(self, task_id: str) -> api.TaskStatus:
         """Return the observed state of a task, or raise `NotFound`."""
-        ...
 
     async def restart_task(
         self, task_id: str, generation: int | None = None, epoch: int | None = None
     ) -> api.TaskStatus:
         """Stop a task and start it again, now."""
-        ...
 
     async def get_usage(self) -> Usages:
         """Return what each task uses."""
-        ...
 
     def open_exec(self, task_id: str, asked: dict[str, str]) -> AbstractAsyncContextManager[Duplex]:
         """Run a command inside a task; `asked` are the route's parameters."""
-        ...
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
         """Ask for a host profile."""
-        ...
 
     async def put_notices(self, notices: HostNotices) -> HostNotices:
         """Set the notices for the tasks of the machine."""
-        ...
 
     async def get_profile(self) -> api.ProfileStatus:
         """Return the profile the machine runs."""
-        ...
 
     async def get_events(self, after: int, wait_s: float = 0.0) -> api.Events:
         """Return events after a sequence number."""
-        ...
 
     def follow(self, after: int) -> EventStream:
         """Return the events after a sequence number, as they come."""
-        ...
 
     async def close(self) -> None:
         """Close all connections."""
-        ...
 
 
 AgentFactory = Callable[[MachineRecord], AgentApi]

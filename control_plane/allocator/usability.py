@@ -74,8 +74,7 @@ class Usability:
             tasks = {name: status for name, status in tasks.items() if status.job not in aside}
         known, observations = self._directory.tasks(machine).keys(), self._observations
         released: set[str] = observations.let_go.get(machine, set())
-        stops = unknown_tasks(machine, tasks, known, observations.restored, released)
-        return [stop.task for stop in stops]
+        return unknown_tasks(tasks, known, observations.restored, released)
 
     def unclaimed(self, machine: str) -> set[str]:
         """Return the pools of tasks on a machine that are missing only in the restored store."""

@@ -380,6 +380,14 @@ def task_id(job: str, index: int) -> str:
     return f"{job}-{index}"
 
 
+def task_at(record: JobRecord, index: int) -> TaskRecord | None:
+    """Return the task of an index; in a job with many it is mostly at that position."""
+    near = record.tasks[index : index + 1]
+    if near and near[0].index == index:
+        return near[0]
+    return next((task for task in record.tasks if task.index == index), None)
+
+
 def is_untouched(before: JobRecord | None, after: JobRecord | None) -> bool:
     """Return whether two records of a job differ at most by a write of intents.
 

@@ -8,39 +8,29 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
 from agent.api.joining import JoinRequest
-from control_plane.api.inventory import MachineChange
 from control_plane.api.machine_commands import MachineCommand
 from control_plane.api.machines import MachineRecord
-from control_plane.broker.core.assignment import (
-    FREE,
-    assigned,
-    not_releasable,
-    released,
-    taken,
-)
+from control_plane.broker.core.assignment import not_releasable, released, taken
 from control_plane.broker.core.commands import carried_out
 from control_plane.broker.core.inventory import completed
 from control_plane.broker.core.unavailability import removable
-from control_plane.broker.holds import Holds, Take, refused
+from control_plane.broker.holds import Holds, refused
 from control_plane.broker.keys import prefix_of
 from control_plane.broker.reader import MachineReader
 from control_plane.runtime.runtime import Runtime
-from control_plane.runtime.table import Loaded, OnChange, Table
+from control_plane.runtime.table import Table
 from control_plane.store import Store
 from wire.errors import Conflict, FieldError
 
-__all__ = ["FREE", "HISTORY", "Broker", "Take"]
-
 log = logging.getLogger(__name__)
-HISTORY = 10_000
+_HISTORY = 10_000
 """Changes that a subscriber may be behind before it must list again."""
 Machines = list[MachineRecord]
-Names = list[str]
 
 
 class Broker:
@@ -56,14 +46,14 @@ class Broker:
             MachineRecord,
             "machine",
             read=self._reader.read,
-            history=HISTORY,
+            history=_HISTORY,
             checkpoint=runtime.checkpoint,
             writer=writer,
         )
         self._runtime = runtime
         self._held: dict[str, dict[str, None]] = defaultdict(dict)
         """Names by entitlement. Sets would do, but the garbage collector walks through sets."""
-        self._holds = Holds(self.table, runtime)
+        self.holds = Holds(self.table, runtime)
         self.table.listen(self._index, self._index_all)
 
     async def load(self, after_page: Callable[[], None] | None = None) -> None:
@@ -71,22 +61,7 @@ class Broker:
         await self.table.load(after_page)
         self._reader.forget_text()
 
-    # -- listening to changes (RB4)
-
-    def listen(
-        self, on_change: OnChange[MachineRecord], loaded: Loaded[MachineRecord] | None = None
-    ) -> None:
-        """Call `on_change(machine, before, after)` after each change; see `Table.listen`."""
-        self.table.listen(on_change, loaded)
-
-    async def watch(self, after: int) -> AsyncIterator[MachineChange]:
-        """Yield each change after a revision, without end.
-
-        Raises `Compacted` when the revision is too old, or from before a restart of this broker:
-        list again.
-        """
-        async for name, record, revision in self.table.watch(after):
-            yield MachineChange(name=name, record=record, revision=revision)
+    # -- finding
 
     def held(self, entitlement: str) -> Machines:
         """Return the machines of an entitlement; of the free pool for `FREE`."""
@@ -150,22 +125,6 @@ class Broker:
 
     # -- assignment
 
-    async def assign(
-        self, machine: str, entitlement: str, profile: str, *, revision: int
-    ) -> MachineRecord:
-        """Give a free machine to an entitlement, unless anything changed since `revision`."""
-        async with self.table.lock(machine):
-            record = self.table.get(machine)
-            self._require(machine, revision, taken(record))
-            record = assigned(record, entitlement, profile, self._runtime.date())
-            await self.table.commit(machine, record)
-        log.info("machine assigned", extra={"machine": machine, "entitlement": entitlement})
-        return record
-
-    async def release(self, machine: str, *, revision: int) -> MachineRecord:
-        """Give a machine back to the free pool, unless anything changed since `revision`."""
-        return (await self.release_many({machine: revision}))[0]
-
     async def release_many(self, machines: Mapping[str, int]) -> Machines:
         """Free several machines in one transaction, unless one changed since its revision."""
         async with self.table.lock(*machines):
@@ -173,33 +132,17 @@ class Broker:
             changes: dict[str, MachineRecord | None] = {}
             for name, revision in machines.items():
                 record = self.table.get(name)
-                self._require(name, revision, not_releasable(record))
+                why = not_releasable(record)
+                if self.table.revision(name) != revision:
+                    why = "was changed by another request"
+                if why:
+                    raise Conflict(f"cannot reassign machine {name!r}: it {why}")
                 changes[name] = free = released(record, now)
                 freed.append(free)
                 fields = {"machine": name, "entitlement": record.entitlement}
                 log.info("machine released", extra=fields)
             await self.table.commit_many(changes)
         return freed
-
-    async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
-        """Hold free machines for a transaction, all or none; see `holds`."""
-        await self._holds.prepare(transaction, takes)
-
-    async def commit(self, transaction: str) -> Machines:
-        """Assign the machines that a transaction holds; a repetition changes nothing."""
-        return await self._holds.commit(transaction)
-
-    async def abort(self, transaction: str) -> None:
-        """Release the machines that a transaction holds; a repetition changes nothing."""
-        await self._holds.abort(transaction)
-
-    def holds(self, transaction: str) -> bool:
-        """Return whether a transaction holds machines here."""
-        return bool(self._holds.of(transaction))
-
-    def in_doubt(self) -> dict[str, Names]:
-        """Return each transaction that holds machines here, with their names."""
-        return self._holds.in_doubt()
 
     # -- state
 
@@ -223,16 +166,9 @@ class Broker:
                 await self.table.commit_many(changes)
         for name in changes:
             command = msgspec.to_builtins(commands[name])
-            log.info("machine command executed", extra={"machine": name, **_log_fields(command)})
+            fields = {key: command[key] for key in ("command", "reason") if key in command}
+            log.info("machine command executed", extra={"machine": name, **fields})
         return [self.table.get(name) for name in commands]
-
-    def _require(self, machine: str, revision: int, against: str) -> None:
-        if self.table.revision(machine) != revision:
-            raise Conflict(
-                f"cannot reassign machine {machine!r}: it was changed by another request"
-            )
-        if against:
-            raise Conflict(f"cannot reassign machine {machine!r}: it {against}")
 
     def _index(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
         if before is not None and after is not None and before.entitlement == after.entitlement:
@@ -246,8 +182,3 @@ class Broker:
         held = self._held
         for name, record in records.items():
             held[record.entitlement][name] = None
-
-
-def _log_fields(command: Mapping[str, object]) -> dict[str, object]:
-    """Return the log fields of a command: its name and its reason."""
-    return {key: command[key] for key in ("command", "reason") if key in command}

@@ -17,9 +17,9 @@ from agent.api.joining import JoinRequest
 from control_plane.api.inventory import ImportResult, InventoryMachine, MachineScope
 from control_plane.api.machine_commands import MachineCommand
 from control_plane.api.machines import MachineRecord
-from control_plane.broker.broker import Broker, Take
+from control_plane.broker.broker import Broker
 from control_plane.broker.core.inventory import scope_test
-from control_plane.broker.holds import refused
+from control_plane.broker.holds import Take, refused
 from control_plane.broker.imports import Imports
 from control_plane.broker.keys import survey
 from control_plane.broker.moves import Moves, OnMachineChange
@@ -94,7 +94,7 @@ class Brokers:
             store = self._stores.get(datacenter, self._store)
             broker = Broker(store, self._runtime, datacenter, self._writer)
             broker.table.is_followed = self.is_followed
-            broker.listen(self._moves.on_change, self._on_load)
+            broker.table.listen(self._moves.on_change, self._on_load)
             self.by_datacenter[datacenter] = broker
             if self._loaded:
                 broker.table.begin()
@@ -202,7 +202,7 @@ class Brokers:
 
     async def release(self, machine: str, *, revision: int) -> MachineRecord:
         """Give a machine back to the free pool, unless anything changed since `revision`."""
-        return await self.of(machine).release(machine, revision=revision)
+        return (await self.of(machine).release_many({machine: revision}))[0]
 
     async def find_out(self, machine: str) -> None:
         """Read a machine again if the outcome of its last write is unknown."""
@@ -215,7 +215,7 @@ class Brokers:
         self._parties[transaction] = list(parts)
         try:
             await _all(
-                self._answer_of(b, b.prepare(transaction, {n: takes[n] for n in names}))
+                self._answer_of(b, b.holds.prepare(transaction, {n: takes[n] for n in names}))
                 for b, names in parts.items()
             )
         except TwineError:
@@ -225,7 +225,7 @@ class Brokers:
     async def commit(self, transaction: str) -> list[MachineRecord]:
         """Assign the machines that a transaction holds; a repetition changes nothing."""
         brokers = self._brokers_of(transaction)
-        done = await _all(self._answer_of(b, b.commit(transaction)) for b in brokers)
+        done = await _all(self._answer_of(b, b.holds.commit(transaction)) for b in brokers)
         self._parties.pop(transaction, None)
         return [record for records in done for record in records]
 
@@ -251,7 +251,7 @@ class Brokers:
 
     async def abort(self, transaction: str) -> None:
         """Release the machines that a transaction holds; a repetition changes nothing."""
-        await _all(broker.abort(transaction) for broker in self._brokers_of(transaction))
+        await _all(broker.holds.abort(transaction) for broker in self._brokers_of(transaction))
         self._parties.pop(transaction, None)
 
     def _brokers_of(self, transaction: str) -> list[Broker]:
@@ -259,26 +259,20 @@ class Brokers:
 
         After a restart only the holds identify them.
         """
-        holding = [b for b in self.by_datacenter.values() if b.holds(transaction)]
+        holding = [b for b in self.by_datacenter.values() if b.holds.of(transaction)]
         return list(dict.fromkeys([*self._parties.get(transaction, ()), *holding]))
 
     def in_doubt(self) -> dict[str, list[str]]:
         """Return each transaction that holds machines, with their names."""
         found: dict[str, list[str]] = {}
         for broker in self.by_datacenter.values():
-            for transaction, names in broker.in_doubt().items():
+            for transaction, names in broker.holds.in_doubt().items():
                 found[transaction] = sorted(found.get(transaction, []) + names)
         return found
 
-    async def carry_out(
-        self, machine: str, command: MachineCommand, *, revision: int | None = None
-    ) -> MachineRecord:
-        """Carry out a command for a machine; with `revision` only if nothing changed since.
-
-        Raises `NotFound` if there is no such machine.
-        """
-        revisions = None if revision is None else {machine: revision}
-        return (await self.of(machine).carry_out({machine: command}, revisions))[0]
+    async def carry_out(self, machine: str, command: MachineCommand) -> MachineRecord:
+        """Carry out a command for a machine; `NotFound` if there is no such machine."""
+        return (await self.of(machine).carry_out({machine: command}))[0]
 
     def split(self, names: Mapping[str, object] | Sequence[str]) -> dict[Broker, list[str]]:
         """Return the machines by broker, or raise `NotFound`."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from control_plane.api.machines import Hold, MachineRecord
-from control_plane.broker.core.assignment import assigned, held, unavailable
+from control_plane.broker.core.assignment import assigned, unavailable
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from wire.errors import Conflict, FieldError
@@ -66,7 +66,7 @@ class Holds:
                     profile=take.profile,
                     since=now,
                 )
-                holds[name] = held(record, hold)
+                holds[name] = replace(record, hold=hold)
             if errors:
                 raise refused(f"hold {len(takes)} machines for {transaction}", errors)
             if holds:
@@ -79,18 +79,13 @@ class Holds:
         names = self.of(transaction)
         if not names:
             return []
-        async with self._table.lock(*names):
-            changes: dict[str, MachineRecord | None] = {}
-            now = self._runtime.date()
-            for name in names:
-                record = self._table.find(name)
-                hold = record.hold if record is not None else None
-                if record is not None and hold is not None and hold.transaction == transaction:
-                    changes[name] = assigned(record, hold.entitlement, hold.profile, now)
-            if changes:
-                await self._table.commit_in_parts(changes)
-        log.info("machines assigned", extra={"transaction": transaction, "machines": len(changes)})
-        return [record for record in changes.values() if record is not None]
+
+        def change(record: MachineRecord, hold: Hold) -> MachineRecord:
+            return assigned(record, hold.entitlement, hold.profile, self._runtime.date())
+
+        done = await self._end(transaction, names, change)
+        log.info("machines assigned", extra={"transaction": transaction, "machines": len(done)})
+        return done
 
     async def abort(self, transaction: str) -> None:
         """Remove all holds of a transaction, including holds whose write got no answer.
@@ -98,18 +93,9 @@ class Holds:
         Does nothing without holds.
         """
         names = sorted({*self.of(transaction), *self._tried.get(transaction, ())})
-        if not names:
-            return
-        async with self._table.lock(*names):  # reads the outcome of a write without an answer
-            changes: dict[str, MachineRecord | None] = {}
-            for name in names:
-                record = self._table.find(name)
-                hold = record.hold if record is not None else None
-                if record is not None and hold is not None and hold.transaction == transaction:
-                    changes[name] = replace(record, hold=None)
-            if changes:
-                await self._table.commit_in_parts(changes)
-        self._tried.pop(transaction, None)
+        if names:
+            await self._end(transaction, names, lambda record, _: replace(record, hold=None))
+            self._tried.pop(transaction, None)
 
     def of(self, transaction: str) -> list[str]:
         """Return the machines that a transaction holds."""
@@ -118,6 +104,24 @@ class Holds:
     def in_doubt(self) -> dict[str, list[str]]:
         """Return the transactions that hold machines now, with the names of these."""
         return {transaction: sorted(names) for transaction, names in sorted(self._of.items())}
+
+    async def _end(
+        self,
+        transaction: str,
+        names: Collection[str],
+        change: Callable[[MachineRecord, Hold], MachineRecord],
+    ) -> list[MachineRecord]:
+        """Store and return the changed records of those machines that a transaction holds."""
+        changes: dict[str, MachineRecord] = {}
+        async with self._table.lock(*names):  # reads the outcome of a write without an answer
+            for name in names:
+                record = self._table.find(name)
+                hold = record.hold if record is not None else None
+                if record is not None and hold is not None and hold.transaction == transaction:
+                    changes[name] = change(record, hold)
+            if changes:
+                await self._table.commit_in_parts(changes)
+        return list(changes.values())
 
     def _index(self, name: str, before: MachineRecord | None, after: MachineRecord | None) -> None:
         was = before.hold if before is not None else None

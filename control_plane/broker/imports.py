@@ -49,15 +49,12 @@ class Homes(Protocol):
 
     def split(self, names: Sequence[str]) -> dict[Broker, list[str]]:
         """Return the machines by broker."""
-        ...
 
     async def enter(self, records: Mapping[str, MachineRecord]) -> None:
         """Add new machines."""
-        ...
 
     async def moved(self, record: MachineRecord, datacenter: str) -> Broker:
         """Move a free machine to another data center, or raise `Conflict`."""
-        ...
 
 
 class Imports:
@@ -163,19 +160,16 @@ class Imports:
             await self._stage(name, machines)
             await self._judged(machines)  # staging takes time: machines may be taken by now
             await _decide(attempt, len(machines))
+            try:
+                await self.settle()
+                return True
+            except (TwineError, OSError) as e:
+                log.warning("an import is completed later", extra={"reason": str(e)})
+                self._left.set()
+                return False
         except BaseException:
             self._left.set()
             raise
-        try:
-            await self.settle()
-        except (TwineError, OSError) as e:
-            self._left.set()
-            log.warning("an import is completed later", extra={"reason": str(e)})
-            return False
-        except BaseException:
-            self._left.set()
-            raise
-        return True
 
     async def _stage(self, name: str, machines: Sequence[InventoryMachine]) -> None:
         """Write the differences to rows; each row has machines of one data center."""

@@ -28,9 +28,8 @@ async def survey(store: Store) -> set[str]:
     after = ""
     while entries := (await store.list_prefix(MACHINES, after, PAGE)).entries:
         old = [entry for entry in entries if not datacenter_of(entry.key)]
-        if old:
-            for first in range(0, len(old), PART // 2):
-                found |= await _migrate(store, old[first : first + PART // 2])
+        for first in range(0, len(old), PART // 2):
+            found |= await _migrate(store, old[first : first + PART // 2])
         found |= {datacenter_of(entry.key) for entry in entries}
         after = entries[-1].key
         if datacenter := datacenter_of(after):  # its broker reads the rest of this data center

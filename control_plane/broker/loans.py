@@ -163,13 +163,8 @@ def _forced_at(record: MachineRecord) -> float:
 
     With a promise, tasks may need longer than their deadline, until just before the promised time.
     """
-    loan = record.loan
-    if loan is None or loan.revoked_at is None or not loan.promise_s:
-        return _return_by(record)
-    return max(_return_by(record), loan.revoked_at + loan.promise_s - _FORCE_S)
-
-
-def _return_by(record: MachineRecord) -> float:
-    if record.loan is None or record.loan.return_by is None:
+    if (loan := record.loan) is None or loan.return_by is None:
         return float("inf")
-    return record.loan.return_by
+    if loan.revoked_at is None or not loan.promise_s:
+        return loan.return_by
+    return max(loan.return_by, loan.revoked_at + loan.promise_s - _FORCE_S)

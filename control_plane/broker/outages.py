@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
+from msgspec.structs import replace
+
 from control_plane.api.inventory import MachineScope
 from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityEvent
 from control_plane.broker.brokers import Brokers
@@ -65,34 +67,22 @@ class Outages:
         At `deadline` the work begins in any case. With `tasks_survive`, tasks that are still there
         are not stopped.
         """
-        if kind not in DRAINING:
-            known = ", ".join(kind.value for kind in DRAINING)
-            raise InvalidInput(f"{kind.value} cannot be planned; {known} can")
         now = self._runtime.date()
-        start = now if start is None else start
-        if deadline is not None and deadline < start:
-            raise InvalidInput("the deadline is before the start")
-        if tasks_survive and kind is not EventKind.MAINTENANCE:
-            raise InvalidInput(f"tasks do not survive a {kind.value}")
-        if tasks_survive and (deadline is None or expected_duration_s is None):
-            raise InvalidInput(
-                "work that tasks survive needs a deadline and a duration: they bound the "
-                "expected silence",
-                hint="--deadline 10m --duration 3m",
-            )
+        event = UnavailabilityEvent(
+            event_id="",
+            kind=kind,
+            reason=reason,
+            start=now if start is None else start,
+            deadline=deadline,
+            expected_duration_s=expected_duration_s,
+            tasks_survive=tasks_survive,
+            plan=plan,
+        )
+        _check_plan(event)
 
         def change(record: MachineRecord) -> MachineRecord:
-            event = UnavailabilityEvent(
-                event_id=f"{record.machine}-{plan or kind}-{now:.3f}",
-                kind=kind,
-                reason=reason,
-                start=start,
-                deadline=deadline,
-                expected_duration_s=expected_duration_s,
-                tasks_survive=tasks_survive,
-                plan=plan,
-            )
-            return began(record, event)
+            event_id = f"{record.machine}-{plan or kind}-{now:.3f}"
+            return began(record, replace(event, event_id=event_id))
 
         changed = await change_each(self._brokers, machines, change)
         fields = {"machines": len(changed), "kind": kind.value, "reason": reason}
@@ -118,3 +108,21 @@ class Outages:
         changed = await change_each(self._brokers, machines, lambda r: ended(r, now, DRAINING))
         log.info("unavailability ended", extra={"machines": len(changed)})
         return changed
+
+
+def _check_plan(event: UnavailabilityEvent) -> None:
+    """Raise `InvalidInput` for work that cannot be planned like this."""
+    kind, deadline = event.kind, event.deadline
+    if kind not in DRAINING:
+        known = ", ".join(kind.value for kind in DRAINING)
+        raise InvalidInput(f"{kind.value} cannot be planned; {known} can")
+    if deadline is not None and deadline < event.start:
+        raise InvalidInput("the deadline is before the start")
+    if event.tasks_survive and kind is not EventKind.MAINTENANCE:
+        raise InvalidInput(f"tasks do not survive a {kind.value}")
+    if event.tasks_survive and (deadline is None or event.expected_duration_s is None):
+        raise InvalidInput(
+            "work that tasks survive needs a deadline and a duration: they bound the "
+            "expected silence",
+            hint="--deadline 10m --duration 3m",
+        )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
 
+from control_plane.agents.ports import KnownMachines
 from control_plane.api.jobs import Endpoint, Endpoints, JobRecord, TaskRecord, task_id
 from control_plane.api.machines import MachineRecord
 from control_plane.api.shards import ShardMapView
@@ -18,32 +18,12 @@ from control_plane.api.watch import EndpointChanges
 from control_plane.api.weights import USUAL_WEIGHT, EndpointWeights
 from control_plane.discovery.shard_maps import ShardMaps
 from control_plane.job_control.core.traffic import traffic_of, weights_by_version
-from control_plane.runtime.readable import Loaded, OnChange, Readable
+from control_plane.runtime.readable import Readable
 from control_plane.runtime.table import ignore
 from wire.errors import Conflict, NotFound
 
 _WAIT_MAX_S = 60.0
 _USUAL: Mapping[int, int] = {}
-
-
-class DiscoveryRecords(Protocol):
-    """The records of all machines."""
-
-    def find(self, name: str) -> MachineRecord | None:
-        """Return the record of a machine, if there is one."""
-
-
-class DiscoveryMachines(Protocol):
-    """The machines: the brokers."""
-
-    @property
-    def table(self) -> DiscoveryRecords:
-        """Return the records of all machines."""
-
-    def listen(
-        self, changed: OnChange[MachineRecord], loaded: Loaded[MachineRecord] | None = None
-    ) -> None:
-        """Call `changed(machine, before, after)` after each change."""
 
 
 class Discovery:
@@ -52,7 +32,7 @@ class Discovery:
     def __init__(
         self,
         jobs: Readable[JobRecord],
-        broker: DiscoveryMachines,
+        broker: KnownMachines,
         jobs_on: Callable[[str], Collection[str]],
         shards: ShardMaps,
     ) -> None:

@@ -69,7 +69,7 @@ class HealthChecker:
         self._slots: dict[int, list[Watch]] = {}
         """Machines by the time slot (`TICK_S` long) of their next check."""
         self._next_slot = 0
-        self._held = HeldMachines()
+        self.held = HeldMachines()
         self._limit = region.limits.of(
             LimitName.MARK_DOWN, region.settings.mark_down_per_s, region.settings.mark_down_burst
         )
@@ -87,12 +87,7 @@ class HealthChecker:
             async with asyncio.TaskGroup() as group:
                 for name in self._broker.table:
                     record = self._broker.table.find(name)
-                    if (
-                        record is not None
-                        and record.facts is not None
-                        and self._follows(record.entitlement)
-                        and name not in self._watches
-                    ):
+                    if record is not None and self._is_ours(record) and name not in self._watches:
                         self._watch(record)
                     await self._runtime.checkpoint()
                 marks = self._marker.run(self._is_dead, self._is_back, self._written)
@@ -105,16 +100,6 @@ class HealthChecker:
             ends()
 
     # -- queries
-
-    @property
-    def brake(self) -> str:
-        """Return why silent machines are not declared down; empty if no brake is on."""
-        return self._held.brake
-
-    @property
-    def held_count(self) -> int:
-        """Return the number of machines without a verdict yet."""
-        return len(self._held)
 
     @property
     def followed_count(self) -> int:
@@ -130,7 +115,7 @@ class HealthChecker:
 
     def held_back(self) -> list[HeldBack]:
         """Return all machines without a verdict yet, by name, and why."""
-        return self._held.views(self._runtime.now(), self._counted_from)
+        return self.held.views(self._runtime.now(), self._counted_from)
 
     def confirm_down(self, machines: Iterable[str], why: str) -> list[str]:
         """Declare silent machines down even if they are held back; return which.
@@ -167,7 +152,7 @@ class HealthChecker:
         self, name: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
         watch = self._watches.get(name)
-        if after is None or after.facts is None or not self._follows(after.entitlement):
+        if after is None or not self._is_ours(after):
             if watch is not None:
                 self._forget(watch)
             return
@@ -185,6 +170,10 @@ class HealthChecker:
         if (after.state is MachineState.DOWN) is not (watch.down_at is not None):
             self._state_changed(watch, after.state, now)
 
+    def _is_ours(self, record: MachineRecord) -> bool:
+        """Return whether a machine has joined, and this process follows it."""
+        return record.facts is not None and self._follows(record.entitlement)
+
     def look_at(self, name: str) -> None:
         """Start or stop following a machine, if the process that follows it changed."""
         record = self._broker.table.find(name)
@@ -200,7 +189,7 @@ class HealthChecker:
             watch.down_at = watch.back_at = None
             watch.confirmed = ""
             watch.set_standing(Standing.WELL)
-        self._held.put(watch, None)
+        self.held.put(watch, None)
         self._schedule(watch, now)
         asyncio.get_running_loop().call_soon(self._observations.changed, watch.machine)
 
@@ -217,10 +206,8 @@ class HealthChecker:
     def _watch(self, record: MachineRecord) -> Watch:
         """Start to watch a machine."""
         now = self._runtime.now()
-        rack, observation = (
-            self._parts.rack(record.location),
-            self._observations.observation(record.machine),
-        )
+        rack = self._parts.rack(record.location)
+        observation = self._observations.observation(record.machine)
         watch = self._watches[record.machine] = Watch(record.machine, rack, observation, now)
         down = record.state is MachineState.DOWN
         watch.down_at = now if down else None
@@ -232,7 +219,7 @@ class HealthChecker:
         return watch
 
     def _forget(self, watch: Watch) -> None:
-        self._held.put(watch, None)
+        self.held.put(watch, None)
         watch.set_standing(None)
         watch.due_in = 0  # its entry in a slot is void
         del self._watches[watch.machine]
@@ -283,7 +270,7 @@ class HealthChecker:
                 return False
             watch.confirmed = ""
             watch.set_standing(Standing.WELL)
-            self._held.put(watch, None)
+            self.held.put(watch, None)
             self._schedule(watch, now - silent_s + self._suspect_after_s)
             return False
         excused = None
@@ -295,7 +282,7 @@ class HealthChecker:
         is_due = silent_s >= self._settings.down_after_s or bool(watch.confirmed)
         if excused is not None:
             watch.set_standing(Standing.WELL)
-            self._held.put(watch, excused if is_due else None)
+            self.held.put(watch, excused if is_due else None)
             self._schedule(watch, now + _AGAIN_S)
             return False
         watch.set_standing(Standing.LOST)
@@ -312,7 +299,7 @@ class HealthChecker:
             wait_s = self._limit.take(now)
             if wait_s > 0:
                 held = Held("the rate limit holds: too many machines went down", wait_s)
-        self._held.put(watch, held)
+        self.held.put(watch, held)
         if held is None and not watch.is_marked:
             watch.is_marked = True
             reason = f"its agent did not answer for {silent_s:.0f} s"
@@ -329,11 +316,8 @@ class HealthChecker:
         if held is not None:
             watch.postponed_until = now + min(held.left_s, self._settings.down_after_s)
         elif now < watch.postponed_until:
-            left_s = watch.postponed_until - now
-            held = Held(
-                "most machines of its part, which seemed cut off, came back; it may follow",
-                left_s,
-            )
+            reason = "most machines of its part, which seemed cut off, came back; it may follow"
+            held = Held(reason, watch.postponed_until - now)
         return held
 
     def _look_at_down(self, watch: Watch, now: float) -> None:
@@ -343,7 +327,7 @@ class HealthChecker:
             watch.set_standing(Standing.GONE)
         if not watch.observation.answering:
             watch.back_at = None
-            self._held.put(watch, None)
+            self.held.put(watch, None)
             self._schedule(watch, now + self._settings.down_after_s)
             return
         watch.back_at = now if watch.back_at is None else watch.back_at
@@ -353,7 +337,7 @@ class HealthChecker:
             reason = (
                 f"it was down {times} times recently and must answer for a while before it is up"
             )
-            self._held.put(watch, Held(reason, left_s))
+            self.held.put(watch, Held(reason, left_s))
             self._schedule(watch, now + min(left_s, self._settings.down_after_s))
             return
         if not watch.is_marked:
@@ -367,10 +351,8 @@ class HealthChecker:
         watch = self._watches.get(name)
         if watch is None or watch.down_at is not None:
             return False
-        silent_s = watch.silent_s(self._runtime.now(), self._counted_from)
-        return silent_s >= (
-            self._suspect_after_s if watch.confirmed else self._settings.down_after_s
-        )
+        least_s = self._suspect_after_s if watch.confirmed else self._settings.down_after_s
+        return watch.silent_s(self._runtime.now(), self._counted_from) >= least_s
 
     def _is_back(self, name: str) -> bool:
         watch = self._watches.get(name)

@@ -129,11 +129,8 @@ class Follower:
             if isinstance(e, OlderStore):
                 self.restored.refused(name, str(e))
             if self._broker.table.find(name) is not None:
-                level = (
-                    logging.WARNING
-                    if self._observations.observation(name).answering
-                    else logging.DEBUG
-                )
+                was_answering = self._observations.observation(name).answering
+                level = logging.WARNING if was_answering else logging.DEBUG
                 log.log(level, "agent does not work", extra={**fields, "reason": str(e)})
                 self._observations.silent(name, alive=True)
         except Exception:

@@ -30,11 +30,7 @@ class HealthService:
 
     def count(self) -> int:
         """Return how many machines are held back."""
-        return self._checker.held_count
-
-    def followed(self) -> int:
-        """Return how many machines this process follows."""
-        return self._checker.followed_count
+        return len(self._checker.held)
 
     async def confirm(
         self, machines: Collection[str], scope: MachineScope | None, reason: str, caller: str

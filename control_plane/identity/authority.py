@@ -13,7 +13,6 @@ import ipaddress
 import logging
 import random
 import re
-import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,15 +27,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from control_plane.identity.core.certificates import (
     SKEW_S,
-    builder,
+    begun,
+    common_name,
     key_text,
     key_usage,
     root_name,
 )
 from control_plane.identity.core.roots import Roots, made, parsed, text_of
-from wire import durable, tls
+from control_plane.identity.held import HeldCredential
+from wire import durable
 from wire.connection import ends_at
-from wire.errors import ConfigError, Forbidden, InvalidInput
+from wire.errors import ConfigError, InvalidInput
 from wire.peers import peer_of, principal
 from wire.tls import Credential
 
@@ -159,15 +160,15 @@ class CertificateAuthority:
         now = self._clock()
         root = self.roots.active
         not_after = min(now + (life_s or self.leaf_life_s), root.ends_at)
-        common_name = subject.common_name
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if subject.serves:
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
         root_key = root.certificate.public_key()
         assert isinstance(root_key, ec.EllipticCurvePublicKey)
         assert root.key is not None
-        begun = (
-            builder(common_name, root.certificate.subject, now - SKEW_S, not_after)
+        name = common_name(subject.common_name)
+        unsigned = (
+            begun(name, root.certificate.subject, now - SKEW_S, not_after)
             .public_key(public_key)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(key_usage(sign_certificates=False), critical=True)
@@ -178,9 +179,10 @@ class CertificateAuthority:
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(root_key), critical=False
             )
         )
-        leaf = begun.sign(root.key, hashes.SHA256())
+        leaf = unsigned.sign(root.key, hashes.SHA256())
         pem = leaf.public_bytes(serialization.Encoding.PEM).decode()
-        log.info("certificate issued", extra={"subject": common_name, "serial": leaf.serial_number})
+        fields = {"subject": subject.common_name, "serial": leaf.serial_number}
+        log.info("certificate issued", extra=fields)
         return Leaf(pem + root.pem, leaf.not_valid_after_utc.timestamp())
 
     def credential(
@@ -266,12 +268,17 @@ def check_user_name(name: str) -> None:
         )
 
 
+def is_dns_name(host: str) -> bool:
+    """Return whether a certificate can carry a text as a DNS name."""
+    return len(host) <= 253 and _HOST.fullmatch(host) is not None
+
+
 def check_host(host: str) -> None:
     """Raise `InvalidInput` unless a certificate can carry this address or DNS name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        if len(host) > 253 or not _HOST.fullmatch(host):
+        if not is_dns_name(host):
             raise InvalidInput(
                 f"{host!r} is neither an address nor a DNS name", hint="without a port"
             ) from None
@@ -301,7 +308,7 @@ def public_key_of(csr_pem: str) -> ec.EllipticCurvePublicKey:
     return key
 
 
-class OwnIdentity:
+class OwnIdentity(HeldCredential):
     """The control plane's leaf: serves the front end and calls the agents."""
 
     def __init__(
@@ -311,25 +318,10 @@ class OwnIdentity:
         self._authority = authority
         self._subject = CertificateSubject("component", "control-plane", tuple(hosts))
         self._clock = clock
-        self._contexts = tls.Followers()
         self._life_s = min(OWN_LIFE_S, authority.leaf_life_s)
-        self._held = authority.credential(self._subject, "", self._life_s)
-        self.is_void: Callable[[str, float], bool] = lambda _name, _valid_from: False
-        """Returns whether a certificate was revoked, by its name and start of validity."""
+        super().__init__(authority.credential(self._subject, "", self._life_s))
         self.ends: dict[str, float] = {}
         """Machine → end of the certificate that its agent last showed."""
-
-    def server_context(self) -> ssl.SSLContext:
-        """Return the front end's context; a client may come without a certificate, to join."""
-        return self._contexts.add(
-            lambda held: tls.server_context(held, require_client=False), self._held
-        )
-
-    def agents_context(self) -> ssl.SSLContext:
-        """Return one context to call all agents: each call names the agent in `tls.EXPECTED`."""
-        return self._contexts.add(
-            lambda held: tls.client_context(held, "", self._judge), self._held
-        )
 
     def ending(self) -> list[str]:
         """Return the machines whose certificates end within a week: they cannot renew."""
@@ -338,10 +330,8 @@ class OwnIdentity:
 
     def _judge(self, certificate: Mapping[str, Any]) -> None:
         """Refuse an agent whose identity was revoked, and log a certificate that ends soon."""
-        peer = peer_of(certificate)
-        machine, ends = principal(peer), ends_at(certificate)
-        if self.is_void(peer.name, peer.valid_from):
-            raise Forbidden(f"the identity of {machine} was revoked; it has to join again")
+        super()._judge(certificate)
+        machine, ends = principal(peer_of(certificate)), ends_at(certificate)
         if ends < self._clock() + WARN_S and self.ends.get(machine) != ends:
             fields = {"machine": machine, "ends_in_s": round(ends - self._clock())}
             log.warning("the certificate of a host ends soon and is not renewed", extra=fields)
@@ -354,8 +344,7 @@ class OwnIdentity:
 
     def renew(self) -> None:
         """Replace key and certificate in every context; open connections stay."""
-        self._held = self._authority.credential(self._subject, "", self._life_s)
-        self._contexts.take(self._held)
+        self._replace(self._authority.credential(self._subject, "", self._life_s))
         log.info("own certificate renewed", extra={"not_after": self._held.not_after})
 
     async def renew_forever(self) -> None:

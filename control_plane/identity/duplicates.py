@@ -22,8 +22,9 @@ from control_plane.identity.core.duplicates import (
     stays_second,
     words,
 )
+from control_plane.identity.stored import readable
 from control_plane.runtime.runtime import Runtime
-from control_plane.store import Delete, Entry, Operation, Put, Store
+from control_plane.store import Delete, Operation, Put, Store
 from wire.errors import Busy, NotFound, TwineError, Unreachable
 
 log = logging.getLogger(__name__)
@@ -41,11 +42,7 @@ async def _no_answer(_machine: str) -> Presence:
     raise Unreachable("no host is asked")
 
 
-async def _not_audited(_found: Duplicate) -> None:
-    return None
-
-
-async def _stays(_machine: str) -> None:
+async def _nothing(_: object) -> None:
     return None
 
 
@@ -62,16 +59,16 @@ class DuplicateHosts:
         self._places = asyncio.Semaphore(LOOKS)
         self.ask: Callable[[str], Awaitable[Presence]] = _no_answer
         """Asks the process at a machine's address for its mark, on a new connection."""
-        self.audit: Callable[[Duplicate], Awaitable[None]] = _not_audited
+        self.audit: Callable[[Duplicate], Awaitable[None]] = _nothing
         """Records a finding in the audit log."""
-        self.disconnect: Callable[[str], Awaitable[None]] = _stays
+        self.disconnect: Callable[[str], Awaitable[None]] = _nothing
         """Closes the connections to a machine's address."""
 
     async def load(self) -> None:
         """Read the stored findings; an unreadable one is found again."""
         for entry in (await self._store.list_prefix(DUPLICATES)).entries:
             machine = entry.key.removeprefix(DUPLICATES)
-            if (known := _decoded(entry)) is not None:
+            if (known := readable(entry, Duplicate)) is not None:
                 self.known[machine] = known
 
     def all(self) -> Duplicates:
@@ -184,10 +181,3 @@ class DuplicateHosts:
             self.known.pop(machine, None)
         else:
             self.known[machine] = duplicate
-
-
-def _decoded(entry: Entry) -> Duplicate | None:
-    try:
-        return msgspec.json.decode(entry.value, type=Duplicate)
-    except msgspec.DecodeError:
-        return None

@@ -9,49 +9,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from control_plane.identity.held import HeldCredential
 from control_plane.identity.people import People
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import KeyChange, Store
 from control_plane.store.records import REVOKED
 from wire import tls
-from wire.errors import ConfigError, Forbidden, TwineError
-from wire.peers import peer_of, principal
+from wire.errors import ConfigError, TwineError
 
 log = logging.getLogger(__name__)
 _LOOK_S = 30.0
 """Interval between two checks of the file."""
 
 
-class FileIdentity:
+class FileIdentity(HeldCredential):
     """Serves the core, and calls agents, controllers and the core."""
 
     def __init__(self, path: Path, name: str) -> None:
         """Read the file; `ConfigError` if it is not the credential of this component."""
         self._path, self._name = path, name
-        self._contexts = tls.Followers()
-        self._held = self._read()
-        self.revoked: RevokedHosts | None = None
+        super().__init__(self._read())
 
     @property
     def cluster(self) -> str:
         """Return the trust domain."""
         return self._held.cluster
-
-    def server_context(self, *, require_client: bool = True) -> ssl.SSLContext:
-        """Return a context to serve others of the cluster, or also callers without an identity."""
-        return self._contexts.add(
-            lambda held: tls.server_context(held, require_client=require_client), self._held
-        )
-
-    def agents_context(self) -> ssl.SSLContext:
-        """Return one context to call all agents: each call names the agent in `tls.EXPECTED`."""
-        return self._contexts.add(
-            lambda held: tls.client_context(held, "", self._judge), self._held
-        )
 
     def core_context(self) -> ssl.SSLContext:
         """Return a context to call the core."""
@@ -69,8 +53,7 @@ class FileIdentity:
                 log.warning("the credential cannot be read", extra={"reason": str(e)})
                 continue
             if held != self._held:
-                self._held = held
-                self._contexts.take(held)
+                self._replace(held)
                 log.info("new credential loaded", extra={"not_after": held.not_after})
 
     def _read(self) -> tls.Credential:
@@ -81,12 +64,6 @@ class FileIdentity:
                 hint="`twine-control-plane --help` names the command that writes it",
             )
         return held
-
-    def _judge(self, certificate: Mapping[str, Any]) -> None:
-        """Refuse an agent whose identity was revoked."""
-        peer = peer_of(certificate)
-        if self.revoked is not None and self.revoked.people.is_void(peer.name, peer.valid_from):
-            raise Forbidden(f"the identity of {principal(peer)} was revoked; it has to join again")
 
 
 class RevokedHosts:

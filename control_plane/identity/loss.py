@@ -10,8 +10,8 @@ import logging
 from pathlib import Path
 
 from control_plane.identity.rotation import TRUST
-from control_plane.store import Delete, Operation, Store
-from control_plane.store.bounds import ROWS_MAX
+from control_plane.identity.stored import delete_all
+from control_plane.store import Store
 from wire import durable
 from wire.errors import ConfigError
 
@@ -41,9 +41,7 @@ async def drop_authority(store: Store, path: Path) -> list[str]:
     if path.exists():
         path.replace(path.with_name(ASIDE))
         durable.sync_folder(path.parent)
-    for first in range(0, len(hosts), ROWS_MAX):
-        gone: list[Operation] = [Delete(TRUST + host) for host in hosts[first : first + ROWS_MAX]]
-        await store.txn({}, gone)
+    await delete_all(store, [TRUST + host for host in hosts])
     log.warning("authority replaced", extra={"hosts": len(hosts)})
     return hosts
 

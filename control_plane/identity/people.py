@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -35,6 +35,7 @@ from wire.peers import principal
 from wire.violations import violations
 
 log = logging.getLogger(__name__)
+T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_GROUPS = MAX_GRANTS = 1000
 MAX_CALLERS = 4096
@@ -73,18 +74,14 @@ class People:
     async def load(self) -> None:
         """Read everything."""
         self._callers.clear()
-        for entry in (await self._store.list_prefix(GROUPS)).entries:
-            self._groups[entry.key.removeprefix(GROUPS)] = decode(entry.value, Group, entry.key)
-            self._revisions[entry.key] = entry.revision
+        await self._load(GROUPS, Group, self._groups)
         for role, prefix in _GRANTED.items():
-            for entry in (await self._store.list_prefix(prefix)).entries:
-                who = entry.key.removeprefix(prefix)
-                self._grants[role][who] = decode(entry.value, Grant, entry.key)
-                self._revisions[entry.key] = entry.revision
-        for entry in (await self._store.list_prefix(REVOKED)).entries:
-            self._revoked[entry.key.removeprefix(REVOKED)] = decode(
-                entry.value, Revocation, entry.key
-            )
+            await self._load(prefix, Grant, self._grants[role])
+        await self._load(REVOKED, Revocation, self._revoked)
+
+    async def _load(self, prefix: str, kind: type[T], known: dict[str, T]) -> None:
+        for entry in (await self._store.list_prefix(prefix)).entries:
+            known[entry.key.removeprefix(prefix)] = decode(entry.value, kind, entry.key)
             self._revisions[entry.key] = entry.revision
 
     def is_void(self, name: str, valid_from: float) -> bool:

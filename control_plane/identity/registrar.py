@@ -27,14 +27,16 @@ from control_plane.api.machines import MachineRecord, MachineView, Token, TokenR
 from control_plane.identity.authority import (
     CertificateAuthority,
     CertificateSubject,
+    Leaf,
     TaskSubject,
+    is_dns_name,
     public_key_of,
 )
 from control_plane.identity.duplicates import DuplicateHosts
 from control_plane.identity.rotation import Rotation
+from control_plane.identity.stored import delete_all, readable
 from control_plane.runtime.runtime import Runtime
-from control_plane.store import Delete, Entry, Operation, Put, Store
-from control_plane.store.bounds import ROWS_MAX
+from control_plane.store import Entry, Put, Store
 from wire.errors import Busy, Conflict, FieldError, Forbidden, InvalidInput, NotFound
 from wire.networks import network_of
 
@@ -51,9 +53,6 @@ _KEEP_S = 86_400.0
 
 _TOKEN = re.compile(r"twn1\.(?P<id>[a-z2-7]{8})\.(?P<secret>[a-z2-7]{32})")
 _NAME = re.compile(ID_PATTERN)
-_DNS_NAME = re.compile(
-    r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*"
-)
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+)):(?P<port>[0-9]{1,5})")
 
 
@@ -62,11 +61,9 @@ class JoinInventory(Protocol):
 
     async def joined(self, request: JoinRequest) -> MachineRecord:
         """Record a host whose identity was proved; a known one may join again."""
-        ...
 
     async def get_machine(self, name: str) -> MachineView:
         """Return a machine, or raise `NotFound`."""
-        ...
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +152,7 @@ class Registrar:
         await self.rotation.record_trust(request.machine, [self._authority.ca_hash])
         await self.duplicates.joined(request.machine)
         log.info("host joined", extra={"machine": request.machine, "address": request.address})
-        return self._certificate(request.machine, leaf.pem, leaf.not_after)
+        return self._certificate(request.machine, leaf)
 
     async def renew(self, machine: str, request: RenewRequest) -> Certificate:
         """Return the next certificate of a machine that proved its identity."""
@@ -175,7 +172,7 @@ class Registrar:
         subject = CertificateSubject("host", machine, (host_of(view.record.address),))
         leaf = self._authority.issue(public_key, subject)
         await self.rotation.record_trust(machine, request.trusts)
-        return self._certificate(machine, leaf.pem, leaf.not_after)
+        return self._certificate(machine, leaf)
 
     def certify_task(self, subject: TaskSubject, csr_pem: str) -> TaskCertificate:
         """Return the next certificate of a task, for the request's key only."""
@@ -187,12 +184,12 @@ class Registrar:
             identity=identity, certificate_pem=leaf.pem, not_after=leaf.not_after
         )
 
-    def _certificate(self, machine: str, pem: str, not_after: float) -> Certificate:
+    def _certificate(self, machine: str, leaf: Leaf) -> Certificate:
         return Certificate(
             machine=machine,
-            certificate_pem=pem,
+            certificate_pem=leaf.pem,
             ca_pem=self._authority.ca_pem,
-            not_after=not_after,
+            not_after=leaf.not_after,
             cluster=self._authority.cluster,
         )
 
@@ -204,7 +201,7 @@ class Registrar:
         match = _TOKEN.fullmatch(request.token)
         token_id, secret = (match["id"], match["secret"]) if match else ("", "")
         entry = await self._store.get(TOKENS + token_id) if match else None
-        record = _token(entry) if entry else None
+        record = readable(entry, TokenRecord) if entry else None  # no host joins with damage
         wanted = record.secret_sha256 if record else _hash("no such token")
         if not hmac.compare_digest(_hash(secret), wanted) or entry is None or record is None:
             raise _refused("this control plane did not issue it")
@@ -234,13 +231,12 @@ class Registrar:
             return
         self._tidied_at = now
         listing = await self._store.list_prefix(TOKENS)
-        old: list[Operation] = [
-            Delete(entry.key)
+        old = [
+            entry.key
             for entry in listing.entries
-            if (token := _token(entry)) is None or token.expires_at + _KEEP_S < now
+            if (token := readable(entry, TokenRecord)) is None or token.expires_at + _KEEP_S < now
         ]
-        for first in range(0, len(old), ROWS_MAX):
-            await self._store.txn({}, old[first : first + ROWS_MAX])
+        await delete_all(self._store, old)
 
 
 class JoinFailures:
@@ -285,7 +281,7 @@ def host_of(address: str) -> str:
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
-        if match["v6"] or not _DNS_NAME.fullmatch(host):
+        if match["v6"] or not is_dns_name(host):
             raise InvalidInput(f"{host!r} is neither an IP address nor a DNS name") from None
         return host
 
@@ -325,14 +321,6 @@ def _check_token_request(request: TokenRequest) -> None:
         errors.append(FieldError(field="ttl_s", reason=reason))
     if errors:
         raise InvalidInput("cannot make this join token", errors=tuple(errors))
-
-
-def _token(entry: Entry) -> TokenRecord | None:
-    """Return a stored token; None for a damaged one, which no host can join with."""
-    try:
-        return msgspec.json.decode(entry.value, type=TokenRecord)
-    except msgspec.DecodeError:
-        return None
 
 
 def _refused(why: str) -> Forbidden:

@@ -19,8 +19,9 @@ from control_plane.api.authority import AuthorityView, HostTrust, RootState, Roo
 from control_plane.api.people import IssuedCredential
 from control_plane.identity.authority import CertificateAuthority
 from control_plane.identity.core.roots import after, hinders, is_behind, made, text_of
+from control_plane.identity.stored import delete_all, readable
 from control_plane.runtime.runtime import Runtime
-from control_plane.store import Delete, Entry, Operation, Put, Store
+from control_plane.store import Put, Store
 from control_plane.store.bounds import ROWS_MAX
 from wire import durable
 from wire.errors import Conflict, TwineError
@@ -71,7 +72,7 @@ class Rotation:
         for entry in (await self._store.list_prefix(TRUST)).entries:
             machine = entry.key.removeprefix(TRUST)
             self._revisions[machine] = entry.revision
-            if (known := _trust(entry)) is not None:
+            if (known := readable(entry, HostTrust)) is not None:
                 self._trust[machine] = known
 
     async def record_trust(self, machine: str, trusts: Sequence[str]) -> None:
@@ -168,15 +169,7 @@ class Rotation:
         gone = sorted(self._trust.keys() - set(self.hosts()))
         for first in range(0, len(gone), ROWS_MAX):
             some = gone[first : first + ROWS_MAX]
-            deletions: list[Operation] = [Delete(TRUST + machine) for machine in some]
-            await self._store.txn({}, deletions)
+            await delete_all(self._store, [TRUST + machine for machine in some])
             for machine in some:
                 self._trust.pop(machine, None)
                 self._revisions.pop(machine, None)
-
-
-def _trust(entry: Entry) -> HostTrust | None:
-    try:
-        return msgspec.json.decode(entry.value, type=HostTrust)
-    except msgspec.DecodeError:
-        return None

@@ -117,14 +117,20 @@ class ImageStore:
             raise InvalidInput(f"{digest!r} is not a digest", hint="sha256: and 64 hex digits")
         return await asyncio.to_thread(self._read, digest)
 
+    async def _get(self, digest: str, hint: str = "twinectl image push FILE") -> ImageInfo:
+        """Return the metadata of an image, or raise `NotFound`."""
+        found = await self.find(digest)
+        if found is None:
+            raise NotFound(f"there is no image {digest}", hint=hint)
+        return found
+
     async def list_images(self) -> Images:
         """Return all images, newest first."""
         return Images(images=await asyncio.to_thread(self._read_all))
 
     async def stream(self, digest: str) -> AsyncIterator[bytes]:
         """Return the stream of an image, or raise `NotFound` before the first byte."""
-        if await self.find(digest) is None:
-            raise NotFound(f"there is no image {digest}", hint="twinectl image push FILE")
+        await self._get(digest)
         return self._chunks(self._path(digest))
 
     async def remove(self, digest: str, users: Callable[[str], Sequence[str]]) -> None:
@@ -132,9 +138,7 @@ class ImageStore:
 
         Raises `NotFound`, or `Conflict` with the names.
         """
-        known = await self.find(digest)
-        if known is None:
-            raise NotFound(f"there is no image {digest}", hint="twinectl image list")
+        known = await self._get(digest, "twinectl image list")
         if jobs := users(digest):
             named = ", ".join(jobs[:_NAMED])
             more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
@@ -158,16 +162,12 @@ class ImageStore:
         """
         if not is_signed(signature.key, signature.signature, signature.name, digest):
             raise Unprocessable(
-                (
-                    f"this signature does not match image {digest} as {signature.name} with "
-                    f"{signature.key}"
-                ),
+                f"this signature does not match image {digest} as {signature.name} with "
+                f"{signature.key}",
                 hint="twinectl image sign DIGEST --name NAME --key FILE makes one",
             )
         async with self._signing:
-            known = await self.find(digest)
-            if known is None:
-                raise NotFound(f"there is no image {digest}", hint="twinectl image push FILE")
+            known = await self._get(digest)
             others = [s for s in known.signatures if s.key != signature.key]
             if len(others) >= MAX_SIGNATURES:
                 raise Conflict(f"image {digest} has {len(others)} signatures, which is the maximum")
@@ -200,14 +200,12 @@ class ImageStore:
         any. Raises `NotFound`, and `Forbidden` for a name of another user.
         """
         async with self._signing:
-            if await self.find(digest) is None:
-                raise NotFound(f"there is no image {digest}", hint="twinectl image push FILE")
+            await self._get(digest)
             try:
                 await asyncio.to_thread(self._names.give, name, digest, by)
             except OSError as e:
                 raise HostError(f"cannot name the image {digest}: {e.strerror}") from e
-        found = await self.find(digest)
-        assert found is not None
+        found = await self._get(digest)
         log.info("image named", extra={"image": digest, "as": name, "by": by})
         return found
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agent.api import ImagePull
 from agent.api.signing import SIGN_HINT, ImageTrust, distrust
 from control_plane.images.store import FindImage
-from wire.errors import Unprocessable
+from wire.errors import NotFound, Unprocessable
 
 
 async def trust_in(find: FindImage, digest: str, keys: Sequence[str]) -> ImageTrust:
@@ -23,6 +24,22 @@ async def trust_in(find: FindImage, digest: str, keys: Sequence[str]) -> ImageTr
 async def distrust_in(find: FindImage, digest: str, keys: Sequence[str]) -> str:
     """Return why no task may start from an image, empty if one may."""
     return distrust(digest, await _known(find, digest, keys))
+
+
+async def pull_of(find: FindImage, digest: str, keys: Sequence[str], machine: str) -> ImagePull:
+    """Return the request with which a host fetches an image; `NotFound` if the store lacks it."""
+    image = await find(digest)
+    if image is None:
+        raise NotFound(
+            f"cannot send image {digest} to machine {machine}: the image store no longer has it",
+            hint="push it again",
+        )
+    return ImagePull(
+        digest=digest,
+        format=image.format,
+        path=f"/v1/images/{digest}/stream",
+        trust=await trust_in(find, digest, keys),
+    )
 
 
 async def _known(find: FindImage, digest: str, keys: Sequence[str]) -> ImageTrust:

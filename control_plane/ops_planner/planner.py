@@ -193,13 +193,15 @@ class OpsPlanner:
         return self.show(name)
 
     async def report(self, name: str, machines: Collection[str]) -> PlanView:
-        """Record that the work on some machines of a plan is over."""
+        """Record that the work on some machines of a plan is over.
+
+        They are in active waves, or an operator continued the plan without them.
+        """
         plan = self._plans.get(name)
         known = {
             machine
             for wave in self._waves_of(plan)
-            if wave.state is WaveState.ANNOUNCED
-            for machine in wave.machines
+            for machine in (wave.machines if wave.state is WaveState.ANNOUNCED else wave.left_out)
         }
         unknown = sorted(set(machines) - known)
         if unknown:
@@ -256,6 +258,9 @@ class OpsPlanner:
                         log.info("wave is over", extra={"plan": name, "wave": wave.number})
                     elif is_one_by_one(plan.request):
                         break
+                elif wave.left_out:  # they may be back by now
+                    back = advance(plan, wave, self._hosts(plan, wave), now).close
+                    await self._outages.end_plan(back, name)
             open_waves = [w for w in self._waves_of(plan) if w.ended is None]
             state = PlanState.PAUSED if waits else PlanState.RUNNING
             changed = replace(plan, state=state, detail=waits)
@@ -343,13 +348,16 @@ class OpsPlanner:
         return [wave for wave in found if wave is not None]
 
     def _hosts(self, plan: PlanRecord, only: WaveRecord | None = None) -> dict[str, SeenHost]:
-        """Return the machines of announced waves, and with `power-cap` those of finished ones."""
+        """Return the machines of announced waves, and of others that a plan has not done with.
+
+        These are waves with machines that were left out, and with `power-cap` all finished ones.
+        """
         seen = dict[str, SeenHost]()
         if plan.ended is not None:
             return seen
         for wave in [only] if only is not None else self._waves_of(plan):
             is_counted = plan.request.work is Work.POWER_CAP and wave.state is WaveState.DONE
-            if wave.state is WaveState.ANNOUNCED or is_counted:
+            if wave.state is WaveState.ANNOUNCED or wave.left_out or is_counted:
                 for name in wave.machines:
                     record = self._broker.table.find(name)
                     if record is not None:

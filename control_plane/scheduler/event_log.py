@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from control_plane.api.jobs import JobRecord
+from control_plane.api.jobs import JobRecord, task_at
 from control_plane.api.operations import (
     EventRow,
     GoneJobs,
@@ -25,7 +25,8 @@ from control_plane.api.operations import (
 from control_plane.api.stored_jobs import RetiredJob, read_retired, retired_of
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import Checkpoint, ignore_turns
-from control_plane.store import Delete, Operation, Put, Store
+from control_plane.scheduler.core.operations import machine_of
+from control_plane.store import Delete, Entry, Operation, Put, Store
 from control_plane.store.records import (
     GONE_JOBS,
     RETIRED,
@@ -138,13 +139,12 @@ class EventLog:
             if len(gone.names) <= GONE_MAX:
                 return
             first, names = gone.names[0], gone.names[1:]
-            listing = await self._store.list_prefix(event_rows(first))
-            rows = (
-                () if jobs.find(first) is not None else listing.entries
-            )  # a new job has this name
+            rows = list[Entry]()
+            if jobs.find(first) is None:  # else the log is that of a new job with this name
+                rows += (await self._store.list_prefix(event_rows(first))).entries
             entry = await self._store.get(retired_key(first))
             last = RetiredJob() if entry is None else read_retired(entry.value)
-            rows = rows if entry is None else (*rows, entry)
+            rows += [] if entry is None else [entry]
             gone = replace(
                 gone,
                 names=names,
@@ -176,8 +176,7 @@ class EventLog:
         is_known = any(event.task == index for event in known)
         events = [event for event in known if event.task == index or _is_failed_update(event)]
         record = jobs.find(job)
-        tasks = record.tasks if record is not None else []
-        task = next((task for task in tasks if task.index == index), None)
+        task = task_at(record, index) if record is not None else None
         if task is None:
             if not is_known:
                 raise NotFound(f"there are no events of task {index} of job {job!r}")
@@ -186,7 +185,7 @@ class EventLog:
             job=job,
             task=index,
             phase=task.phase.value,
-            machine=task.placement.machine if task.placement is not None else "",
+            machine=machine_of(task),
             reason=task.reason,
             restarts=task.restarts,
             last_exit=task.last_exit,

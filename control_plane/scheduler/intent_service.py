@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from control_plane.allocator.core.claims import Claims
 from control_plane.api.intent_changes import (
     CanaryChange,
@@ -102,9 +104,8 @@ class IntentService:
 
     async def hold(self, name: str, change: HoldChange, writer: str) -> JobIntents:
         """Hold a job: postpone all changes that intents request, for a limited time."""
-        hold = HoldIntent()
         record = await self._control.note(
-            name, Dimension.HOLD, hold, change, writer, lasts_s=change.lasts_s
+            name, Dimension.HOLD, HoldIntent(), change, writer, lasts_s=change.lasts_s
         )
         return self._shown(record)
 
@@ -182,6 +183,4 @@ def _explained(view: IntentView, record: JobRecord, now: Moment, is_reached: boo
     is_return = rollout is not None and bool(rollout.returns_from)  # its text reports a past event
     is_over = (is_reached or is_ended or is_return) and not is_halted
     words = "it is paused" if record.paused else "" if is_over else describe_progress(record, now)
-    return IntentView(
-        dimension=view.dimension, intent=view.intent, effect=view.effect, waits_for=words
-    )
+    return replace(view, waits_for=words)

@@ -137,26 +137,25 @@ class JobControl:
         return record
 
     def _check(self, spec: JobSpec, image: ImageInfo | None, *, moves: bool) -> None:
-        entitlements = {r.name: r.spec for r in self._portal.table.records()}
+        entitlements, machines = self._portal.specs(), self._index.kinds()
+        entitlement = entitlements.get(spec.entitlement)
         errors = check_job(
             spec,
             entitlements=entitlements,
             image_known=image is not None,
-            machines=self._index.kinds(),
+            machines=machines,
             known=self._jobs.find(spec.name),
             moves=moves,
         )
-        errors = (*errors, *check_neighbours(spec, self._jobs.find))
-        errors = (*errors, *check_trust(image, entitlements.get(spec.entitlement)))
-        if moves:
-            errors = (*errors, *check_named(spec, self._jobs.values()))
+        errors += check_neighbours(spec, self._jobs.find)
+        errors += check_trust(image, entitlement)
+        errors += check_named(spec, self._jobs.values()) if moves else ()
         kind = InvalidInput if errors else QuotaExceeded
-        entitlement = entitlements.get(spec.entitlement)
-        errors = (*errors, *check_quota(spec, entitlement, self._index.kinds()))
+        errors += check_quota(spec, entitlement, machines)
         if errors:
             count = f"{len(errors)} error{'s' if len(errors) > 1 else ''}"
             listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
-            raise kind(f"cannot apply job {spec.name!r}, {count}: {listed}", errors=errors)
+            raise kind(f"cannot apply job {spec.name!r}, {count}: {listed}", errors=tuple(errors))
 
     def _checked(self, change: JobChange, known: JobRecord | None) -> JobSpec:
         """Return the specification of a change, with the CPU claim of its tasks filled in."""
@@ -255,10 +254,7 @@ class JobControl:
         pool = pool_of(record.spec.entitlement, specs[record.spec.entitlement])
         if machine is not None and machine.pool != pool:
             raise Conflict(
-                (
-                    f"task {name}-{index} cannot move to {to}: the machine does not belong "
-                    f"to {pool!r}"
-                ),
+                f"task {name}-{index} cannot move to {to}: the machine does not belong to {pool!r}",
                 hint=f"twinectl machine list --entitlement {pool}",
             )
         now = Moment(self._runtime.date(), self._runtime.now())

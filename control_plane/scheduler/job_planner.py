@@ -125,7 +125,7 @@ class JobPlanner:
             uneven=uneven,
             second_copies=self._scheduler.second_copies(record),
             update=self._update_note(record, has_waiting=bool(waiting)),
-            controller=self._scheduler.controller_note(record),
+            controller=self._scheduler.approvals.note(name),
             operations=_waiting(record, self._runtime.date()),
             volumes=volumes,
             image=await self._image_note(record),
@@ -226,11 +226,8 @@ def _waiting(record: JobRecord, now: float) -> list[str]:
         if operation.state is OperationState.OFFERED and controller is not None:
             waits_for = f"for its controller {controller.name}"
         elif operation.state is OperationState.ACKNOWLEDGED:
-            waits_for = (
-                f"for its turn (approved by {operation.approved})"
-                if operation.approved
-                else "for its turn"
-            )
+            by = f" (approved by {operation.approved})" if operation.approved else ""
+            waits_for = f"for its turn{by}"
         else:
             waits_for = "for a place, its image or its turn"
         until = ""

@@ -17,7 +17,6 @@ from control_plane.allocator.core.demand import Demand, demand_for
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.request import (
-    Allocation,
     Allowance,
     Back,
     Group,
@@ -29,10 +28,9 @@ from control_plane.allocator.core.weighted_spread import Even
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, spec_of
 from control_plane.api.policy import Admission
-from control_plane.api.requirements import In
-from control_plane.scheduler.core.job_request import Answer, Home, answer_of, request_of
+from control_plane.scheduler.core.job_request import Home, only_on, request_of
 from control_plane.scheduler.core.owner_moves import goes_to
-from control_plane.scheduler.core.rollout import UNPLACED, Placed, to_place
+from control_plane.scheduler.core.rollout import UNPLACED, to_place
 from control_plane.scheduler.core.task_spec import task_spec
 from control_plane.scheduler.ports import Places
 
@@ -80,10 +78,6 @@ class Placements:
             if spec.entitlement != record.spec.entitlement
         }
 
-    def home_of(self, record: JobRecord) -> Home:
-        """Return where the newest version of a job runs."""
-        return Home(self.pool_of(record), self.entitlement_of(record))
-
     def entitlement_of(self, record: JobRecord) -> EntitlementSpec | None:
         """Return the specification of a job's entitlement."""
         return self.allocator.entitlement_of(record.spec)
@@ -116,11 +110,6 @@ class Placements:
         if not homes and not any(task.phase in UNPLACED for task in record.tasks):
             self._asked[record.name] = (record, entitlement, request)
         return request
-
-    def placed(self, record: JobRecord, view: View, allocation: Allocation) -> Placed:
-        """Return an allocation's result for the tasks that waited for a machine."""
-        answer = Answer(allocation.claims, allocation.unplaced, allocation.reasons)
-        return answer_of(record, view, answer)
 
     def evened(self, record: JobRecord) -> Even | None:
         """Return the bins over which a job is to be spread evenly; None: over none."""
@@ -176,40 +165,33 @@ class Placements:
         of_spec = {id(spec): demand_for(spec, entitlement) for spec in tasks.values()}
         demands = {task: of_spec[id(spec)] for task, spec in tasks.items()}
         claims, pool = self.index.claims.get(record.name), self.pool_of(record)
-        staying, asked, left = dict[int, Target](), list[int](), set[str]()
+        staying, asked, left = dict[int, Target](), set[int](), set[str]()
         for task, demand in demands.items():
             known = claims.get(task) if claims is not None else None
             is_here = known is not None and known.machine.pool == pool and task not in moving
             if is_here and known is not None and same_claim(known.demand, demand):
                 staying[task] = Target(known.machine.name)
                 continue
-            asked.append(task)
+            asked.add(task)
             if known is not None and task in moving:
                 left.add(known.machine.name)
         if not asked:
             return Targets(staying)
         others: dict[tuple[Demand, str], list[int]] = defaultdict(list)
-        named = frozenset(asked)
         for claim in claims or ():
-            if claim.task not in named:
+            if claim.task not in asked:
                 others[claim.demand, claim.machine.pool].append(claim.task)
         groups = [Group(d, tuple(those), elsewhere=where) for (d, where), those in others.items()]
-        to = {task.index: goes_to(task) for task in record.tasks if task.index in named}
+        to = {task.index: goes_to(task) for task in record.tasks if task.index in asked}
         alike: dict[tuple[Demand, bool, str], list[int]] = defaultdict(list)
         for task in sorted(asked):
             alike[demands[task], task in moving, to.get(task, "")].append(task)
         for (demand, leaves, where), those in alike.items():
-            leave = frozenset(left) if leaves else frozenset[str]()
-            among = (In("machine", frozenset({where})),) if where else ()
+            leave, among = frozenset(left if leaves else ()), only_on(where)
             group = Group(demand, tuple(those), leave=leave, running=False, among=among)
             groups.append(group)
-        request = Request(
-            record.name,
-            pool,
-            tuple(groups),
-            preferences_of(record.spec, entitlement),
-            record.spec.fit,
-        )
+        preferences = preferences_of(record.spec, entitlement)
+        request = Request(record.name, pool, tuple(groups), preferences, record.spec.fit)
         found = await self.allocator.targets(request)
         return Targets(found.of | staying, found.reasons)
 

@@ -66,9 +66,6 @@ class Quotas(Protocol):
     def allowance(self, request: Request) -> Allowance:
         """Return what the pool of a request may take for it."""
 
-    def profile(self, pool: str) -> str:
-        """Return the host profile of a pool's machines."""
-
 
 class Plans(Protocol):
     """The planning of allocations."""

@@ -24,12 +24,8 @@ class PreparedMachines:
     """Takes free machines in advance for tasks that will move there."""
 
     def __init__(self, region: Region, places: Places) -> None:
-        self._broker, self._observations, self._runtime = (
-            region.broker,
-            region.observations,
-            region.runtime,
-        )
-        self._places = places
+        self._broker, self._observations = region.broker, region.observations
+        self._runtime, self._places = region.runtime, places
         self._until: dict[str, float] = {}
         """Taken machine → until when it is kept (time of the loop)."""
         self._taking: set[str] = set()
@@ -59,9 +55,7 @@ class PreparedMachines:
                 self._until.pop(machine, None)
         except TwineError as e:
             self._until.pop(machine, None)
-            log.info(
-                "machine could not be prepared in advance",
-                extra={"machine": machine, "reason": str(e)},
-            )
+            fields = {"machine": machine, "reason": str(e)}
+            log.info("machine could not be prepared in advance", extra=fields)
         finally:
             self._taking.discard(machine)

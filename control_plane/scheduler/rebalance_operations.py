@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from control_plane.api.jobs import JobRecord, TaskPhase
+from control_plane.api.jobs import JobRecord, TaskRecord, task_at
 from control_plane.api.operations import Cause, OperationState
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.operations import waits
+from control_plane.scheduler.core.new_tasks import serves
+from control_plane.scheduler.core.operations import machine_of, waits
 from control_plane.scheduler.core.rebalance_moves import with_rebalance, without_rebalance
 from wire.errors import TwineError
 
@@ -48,31 +49,24 @@ class RebalanceOperations:
 
     def moving(self, job: str, index: int) -> str:
         """Return the target machine of a task's ReBalancer move; empty: it has no such move."""
-        record = self._jobs.find(job)
-        for task in record.tasks if record is not None else ():
-            known = task.operation
-            if task.index == index and known is not None and known.cause is Cause.REBALANCE:
-                return known.to_machine
-        return ""
+        task = self._find(job, index)
+        known = task.operation if task is not None else None
+        return known.to_machine if known is not None and known.cause is Cause.REBALANCE else ""
 
     def has_begun(self, job: str, index: int) -> bool:
         """Return whether a task's operation is running: its move cannot be withdrawn any more."""
-        record = self._jobs.find(job)
-        tasks = record.tasks if record is not None else []
-        return any(
-            t.index == index
-            and t.operation is not None
-            and t.operation.state is OperationState.RUNNING
-            for t in tasks
-        )
+        task = self._find(job, index)
+        known = task.operation if task is not None else None
+        return known is not None and known.state is OperationState.RUNNING
 
     def serves_on(self, job: str, index: int) -> str:
         """Return the machine on which a task serves; empty: it does not serve."""
+        task = self._find(job, index)
+        return machine_of(task) if task is not None and serves(task) else ""
+
+    def _find(self, job: str, index: int) -> TaskRecord | None:
         record = self._jobs.find(job)
-        for task in record.tasks if record is not None else ():
-            if task.index == index and task.phase is TaskPhase.RUNNING and task.listed:
-                return task.placement.machine if task.placement is not None else ""
-        return ""
+        return task_at(record, index) if record is not None else None
 
     def waiting(self) -> list[tuple[str, int]]:
         """Return the moves that have not begun, including those of earlier processes."""

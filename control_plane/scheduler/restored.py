@@ -86,18 +86,8 @@ class RestoredStore:
                 continue
             placed = self._directory.tasks(name)
             wanted = {task: self._jobs.find(entry.job) for task, entry in placed.items()}
-            seen_jobs = {
-                status.job: self._jobs.find(status.job) for status in observation.tasks.values()
-            }
-            view.tasks.extend(
-                differences(
-                    name,
-                    observation.tasks,
-                    {task: job for task, job in wanted.items() if job is not None},
-                    {job: record for job, record in seen_jobs.items() if record is not None},
-                    self._noted.epoch,
-                )
-            )
+            seen, epoch = observation.tasks, self._noted.epoch
+            view.tasks.extend(differences(name, seen, wanted, self._jobs, epoch))
             await self._region.runtime.checkpoint()
         return view
 

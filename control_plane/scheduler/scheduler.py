@@ -14,12 +14,9 @@ from collections.abc import Callable, Coroutine
 
 from msgspec.structs import replace
 
-from agent.api import TaskSpec
-from control_plane.agents.core.commands import Start, Stop
 from control_plane.agents.core.seen import View
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.region import Region
-from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobStatus
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord
@@ -27,6 +24,7 @@ from control_plane.api.operations import Cause
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import ignore
 from control_plane.runtime.workers import Pace, Workers
+from control_plane.scheduler.agent_commands import AgentCommands
 from control_plane.scheduler.allocation_requests import OVERTAKEN_S, AllocationRequests
 from control_plane.scheduler.approvals import Approvals
 from control_plane.scheduler.basis import Basis, machines_of
@@ -35,11 +33,11 @@ from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import second_copies
 from control_plane.scheduler.core.decide import begin_operations, decide, settle
 from control_plane.scheduler.core.decision import Decision, Seen
+from control_plane.scheduler.core.job_request import placed
 from control_plane.scheduler.core.operations import waits
 from control_plane.scheduler.core.reconcile import next_look
 from control_plane.scheduler.core.rollout import summarize
 from control_plane.scheduler.core.rollout_progress import describe_progress
-from control_plane.scheduler.core.task_commands import command_about, commands
 from control_plane.scheduler.destinations import Destinations
 from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.idle_jobs import IdleJobs
@@ -76,37 +74,30 @@ class Scheduler:
         controllers: Controllers,
         losses: Losses,
     ) -> None:
-        self._jobs = jobs
-        self._broker, self._observations = region.broker, region.observations
-        self._settings, self.runtime = region.settings, region.runtime
-        self._placements = placing
-        self._allocator = placing.allocator
-        self._dispatcher = dispatcher
-        self._number: Callable[[], int] = int
+        self._jobs, self._log, self._losses = jobs, event_log, losses
+        self._observations, self.runtime = region.observations, region.runtime
+        self._settings = settings = region.settings
+        self._placements, self._allocator = placing, placing.allocator
         self._group: asyncio.TaskGroup | None = None
-        pace = Pace(retry_s=region.settings.retry_s)
+        pace = Pace(retry_s=settings.retry_s)
         self._workers = Workers(region.runtime, "scheduler", self._work, pace, self._pause_s)
         self._is_waking = False
         self._details: dict[str, str] = {}
-        self._requests = AllocationRequests(region, placing.allocator, self._workers)
-        self._requests.answered = self.wake
-        self.asking = self._requests.asking
-        """Jobs for which machines are being allocated."""
+        self.requests = AllocationRequests(region, placing.allocator, self._workers)
+        self.requests.answered = self.wake
         self._startup_barrier = StartupBarrier(region.observations, jobs)
-        self._idle_jobs = IdleJobs(region.observations, region.runtime, region.settings.resync_s)
-        self._log = event_log
-        self._approvals = Approvals(controllers, jobs, event_log)
-        self._losses = losses
+        self._idle_jobs = IdleJobs(region.observations, region.runtime, settings.resync_s)
+        self.approvals = Approvals(controllers, jobs, event_log)
         self._surge = SurgeBuffer(jobs, self.wake)
         self._basis = Basis(region, placing, self._idle_jobs, losses, self._surge)
         self._unknown = UnknownCopies(region, placing.allocator.directory)
         self._unknown.gone = lambda task: self.wake(task.rpartition("-")[0])
+        self._commands = AgentCommands(region, jobs, placing, dispatcher, self._unknown)
+        self.wanted = self._commands.wanted
         self._destinations = Destinations(region, placing, dispatcher, self._spawn)
         self.prepared_machines = self._destinations.prepared_machines
         self._capped = region.limits.of(
-            LimitName.CAPPED_MOVES,
-            region.settings.capped_moves_per_s,
-            region.settings.capped_moves_burst,
+            LimitName.CAPPED_MOVES, settings.capped_moves_per_s, settings.capped_moves_burst
         )
         controllers.listen(self.wake)
         self._idle_jobs.follow(jobs, self.wake)
@@ -115,7 +106,7 @@ class Scheduler:
 
     async def run(self, number: Callable[[], int]) -> None:
         """Schedule all jobs until cancelled; `number` returns the number of the term."""
-        self._number = number
+        self._commands.number = number
         if self._observations.restored:
             self._unknown.begin()
         ends = self.runtime.on_pause(lambda _: self._basis.restart_quiet_times())
@@ -145,10 +136,6 @@ class Scheduler:
         more = f" (and {len(copies) - 1} more)" if len(copies) > 1 else ""
         details = (status.detail, "".join(copies[:1]) + more, self._unknown.waiting(status.record))
         return replace(status, detail="; ".join(filter(None, details)))
-
-    def controller_note(self, record: JobRecord) -> str:
-        """Describe the conversation with a job's controller; empty: it has none."""
-        return self._approvals.note(record.name)
 
     def update_note(self, record: JobRecord) -> str:
         """Describe the progress of a job's update; empty: there is nothing to report."""
@@ -223,14 +210,8 @@ class Scheduler:
 
     def stop_unknown_tasks(self, name: str) -> None:
         """Stop tasks that run on a machine although they were moved away or their job is gone."""
-        observation, record = self._observations.observation(name), self._broker.table.find(name)
-        is_ours = record is not None and self._placements.owns(record.entitlement)
-        if self._group is None or not observation.answering or not is_ours:
-            return
-        for task in self._allocator.unexpected_tasks(name):
-            generation = observation.tasks[task].generation
-            if observation.stopped.get(task, 0) < generation:
-                self._dispatcher.send(Stop(name, task, generation, urgent=True))
+        if self._group is not None:
+            self._commands.stop_unknown_tasks(name)
 
     # -- one job
 
@@ -251,11 +232,14 @@ class Scheduler:
     async def _rests_s(self, name: str) -> float | None:
         """Return for how many seconds rounds of an idle job may be skipped; None: it needs one."""
         record = self._jobs.find(name)
-        if record is None or self._requests.is_pending(name):
+        if record is None or self.requests.is_pending(name):
             return None
-        home = self._placements.home_of(record)
+        pool, entitlement = (
+            self._placements.pool_of(record),
+            self._placements.entitlement_of(record),
+        )
         spread_state = self._basis.spread_state(record)
-        return await self._idle_jobs.rests_s(record, home.entitlement, spread_state, home.pool)
+        return await self._idle_jobs.rests_s(record, entitlement, spread_state, pool)
 
     def _pause_s(self, name: str) -> float:
         record = self._jobs.find(name)
@@ -273,17 +257,20 @@ class Scheduler:
             entitlement = self._placements.entitlement_of(before)
             view = await self._basis.view(before, now)
             seen, made = await self._decided(before, view, now)
-            is_asked = name in self.asking
+            is_asked = name in self.requests.asking
             request = None if is_asked else self._placements.request(made.record, view)
-            answer = self._requests.take_answer(name, request)
+            answer = self.requests.take_answer(name, request)
             if not (made.record.tasks or request or is_asked) and made.record.stopping:
-                await self._retire(made)
+                # a later job of this name continues its generations and call numbers, so neither
+                # agents nor the controller take its messages for outdated ones
+                await self._log.commit(self._jobs, made.record, made.ledger.events, is_gone=True)
+                log.info("job deleted", extra={"job": name})
                 return 0.0
             if answer is not None and request is not None and request.groups:
-                settle(made, self._placements.placed(made.record, view, answer), now)
+                settle(made, placed(made.record, view, answer), now)
             await self._store(before, made)
         if answer is None and request is not None:
-            self._requests.ask(name, request, self._group)
+            self.requests.ask(name, request, self._group)
         elif answer is not None and self._allocator.waiting.is_outdated(name, answer.gain):
             self.wake(name)
         self._wake_waiting()
@@ -295,7 +282,8 @@ class Scheduler:
         await self._turn(made.record)
         is_asking = (answer is None) != (request is None)
         if made.record == before and not (has_asked or due_s or is_asking):
-            self._note_idle(before, entitlement)
+            state, check_at = self._basis.spread_state(before), self._basis.spread_check_at(before)
+            self._idle_jobs.found_nothing(before, entitlement, state, check_at)
         else:
             self._idle_jobs.forget(name)
         return min([self._settings.resync_s, *due_s])
@@ -305,8 +293,8 @@ class Scheduler:
 
         For a large job a thread computes the decision.
         """
-        answer, moves = await self._approvals.join(before), self._capped.ready(now.steady)
-        is_asking = before.name in self.asking
+        answer, moves = await self.approvals.join(before), self._capped.ready(now.steady)
+        is_asking = before.name in self.requests.asking
         seen, repairs = await self._basis.seen(
             before, view, now, answer, is_asking=is_asking, capped_moves=moves
         )
@@ -325,24 +313,21 @@ class Scheduler:
 
     async def _store(self, before: JobRecord, made: Decision) -> None:
         """Store what a round changed, with its events."""
-        made.record = self._approvals.noted(made.record, before)
+        made.record = self.approvals.noted(made.record, before)
         await self._turn(made.record)
         if made.record != before:
-            events = await self._log.commit(self._jobs, made.record, made.events)
-            self._approvals.stored(made.record, before, events)
+            events = await self._log.commit(self._jobs, made.record, made.ledger.events)
+            self.approvals.stored(made.record, before, events)
         self._details[before.name] = made.detail
 
     async def _send(self, record: JobRecord, view: View) -> bool:
         """Send the commands of a stored record, ask for approvals; return whether there are any
         commands.
         """
-        asked = commands(record, view)
-        for command in asked:
-            self._dispatcher.send(command)  # the dispatcher derives it again before it sends it
-            await self.runtime.checkpoint()
+        has_sent = await self._commands.send(record, view)
         await self._turn(record)
-        self._approvals.ask(record, view)
-        return bool(asked)
+        self.approvals.ask(record, view)
+        return has_sent
 
     def _due_s(self, made: Decision, seen: Seen, view: View, now: Moment) -> list[float]:
         """Return after how many seconds a round is needed, even if nothing is reported."""
@@ -359,11 +344,6 @@ class Scheduler:
         if len(record.tasks) >= _LARGE:
             await self.runtime.checkpoint()
 
-    def _note_idle(self, record: JobRecord, entitlement: EntitlementSpec | None) -> None:
-        state = self._basis.spread_state(record)
-        check_at = self._basis.spread_check_at(record)
-        self._idle_jobs.found_nothing(record, entitlement, state, check_at)
-
     def _waits_for_power(self, made: Decision) -> bool:
         """Return whether tasks still have to leave machines whose power is capped."""
         waiting = sum(
@@ -379,47 +359,10 @@ class Scheduler:
     def forget(self, name: str) -> None:
         """Drop the state of a job that was deleted or belongs to another shard."""
         self._workers.forget(name)
-        self._approvals.forget(name)
+        self.approvals.forget(name)
         self._idle_jobs.gone(name)
         self._allocator.waiting.drop(name)
         self._placements.forget(name)
         self._basis.forget(name)
-        self._requests.forget(name)
+        self.requests.forget(name)
         self._details.pop(name, None)
-
-    # -- machines
-
-    async def _retire(self, made: Decision) -> None:
-        """Delete a job without tasks and claims; the log keeps its numbers for a later job.
-
-        A later job of this name continues its generations and call numbers. So neither agents nor
-        the controller take its messages for outdated ones.
-        """
-        record = made.record
-        await self._log.commit(self._jobs, record, made.events, is_gone=True)
-        log.info("job deleted", extra={"job": record.name})
-
-    def wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
-        """Return the command that a machine needs about a task now, if it needs one."""
-        job, _, index = task.rpartition("-")
-        record = self._jobs.find(job)
-        if record is not None and index.isdecimal():
-            now = self.runtime.date()
-            left = [name for name, tasks in record.leaving.items() if task in tasks]
-            view = self._observations.view(self._placements.pools_of(record), [machine, *left], now)
-            command = command_about(record, int(index), machine, view)
-            if isinstance(command, Start):
-                if self._unknown.elsewhere(task, machine):
-                    return None
-                spec = record.specs.get(command.version, record.spec)
-                return self._placements.task_spec(spec, command, self._number())
-            if command is not None:
-                return command
-        observation = self._observations.observation(machine)
-        status = observation.tasks.get(task)
-        if status is None or not observation.answering:
-            return None
-        if observation.stopped.get(task, 0) >= status.generation:
-            return None
-        is_unexpected = task in self._allocator.unexpected_tasks(machine)
-        return Stop(machine, task, status.generation, urgent=True) if is_unexpected else None

@@ -11,10 +11,11 @@ from typing import Protocol
 
 from agent.api import TaskStatus
 from control_plane.agents.protocol import AgentApi
-from control_plane.api.jobs import TaskRecord, spec_of, task_id
+from control_plane.api.jobs import TaskRecord, spec_of, task_at, task_id
 from control_plane.api.tasks import HostDescription, TaskDescription
 from control_plane.identity.authority import TaskSubject
 from control_plane.runtime.job_table import JobTable
+from control_plane.scheduler.core.operations import machine_of
 from wire.duplex import Duplex, Talk, join
 from wire.errors import Forbidden, NotFound
 
@@ -24,7 +25,6 @@ class Agents(Protocol):
 
     async def agent(self, machine: str) -> AgentApi:
         """Return a client of a machine's agent."""
-        ...
 
 
 class TaskService:
@@ -34,7 +34,7 @@ class TaskService:
         self._jobs, self._agents = jobs, agents
 
     def _placed(self, job: str, index: int) -> tuple[TaskRecord, str]:
-        task = next((t for t in self._jobs.get(job).tasks if t.index == index), None)
+        task = task_at(self._jobs.get(job), index)
         if task is None:
             raise NotFound(f"job {job!r} has no task {index}", hint=f"twinectl job status {job}")
         if task.placement is None:
@@ -47,13 +47,10 @@ class TaskService:
         job, _, index = task.rpartition("-")
         record = self._jobs.find(job)
         found = next((t for t in record.tasks if str(t.index) == index), None) if record else None
-        placed = found.placement.machine if found is not None and found.placement else ""
-        if record is None or found is None or placed != machine:
+        if record is None or found is None or machine_of(found) != machine:
             raise Forbidden(
-                (
-                    f"{machine} may not have the identity of task {task}: the task was not "
-                    "placed on it"
-                ),
+                f"{machine} may not have the identity of task {task}: the task was not placed "
+                "on it",
                 hint="a task that was started on the host itself has no identity",
             )
         spec = spec_of(record, found)

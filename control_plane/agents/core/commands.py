@@ -37,13 +37,12 @@ Command = Start | Stop
 
 
 def unknown_tasks(
-    machine: str,
     tasks: Mapping[str, TaskStatus],
     known: Set[str],
     restored: int = 0,
     let_go: Set[str] = frozenset(),
-) -> list[Stop]:
-    """Return stops for tasks of ours that no record places on this machine.
+) -> list[str]:
+    """Return those of a machine's tasks that are ours and that no record places there.
 
     `known` holds the ids that belong there, or that their job is already removing. Tasks that a
     local operator started (no epoch, no job) are left alone. So are tasks that were commanded in
@@ -51,7 +50,7 @@ def unknown_tasks(
     from a copy, which may lack them (docs/adr/0111).
     """
     return [
-        Stop(machine, name, status.generation, urgent=True)
+        name
         for name, status in tasks.items()
         if status.epoch
         and status.job

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from agent.api import TaskStatus
-from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, task_at
 from control_plane.api.restored import Difference, FoundTask
 
 _THERE = (TaskPhase.STARTING, TaskPhase.RUNNING, TaskPhase.DRAINING)
@@ -22,14 +22,13 @@ def is_of_before(status: TaskStatus, epoch: int) -> bool:
 def differences(
     machine: str,
     seen: Mapping[str, TaskStatus],
-    wanted: Mapping[str, JobRecord],
-    jobs: Mapping[str, JobRecord],
+    wanted: Mapping[str, JobRecord | None],
+    jobs: Container[str],
     epoch: int,
 ) -> Iterator[FoundTask]:
     """Yield what differs on one machine, by task.
 
-    `wanted` maps the tasks that the store has there to their jobs. `jobs` are the stored jobs of
-    all tasks that were seen there.
+    `wanted` maps the tasks that the store has there to their jobs. `jobs` are all stored jobs.
     """
     for name in sorted(seen.keys() | wanted.keys()):
         status, record = seen.get(name), wanted.get(name)
@@ -58,7 +57,7 @@ def differences(
 
 
 def _difference(
-    status: TaskStatus, record: JobRecord | None, jobs: Mapping[str, JobRecord]
+    status: TaskStatus, record: JobRecord | None, jobs: Container[str]
 ) -> Difference | None:
     if record is None:
         return Difference.NOT_PLACED if status.job in jobs else Difference.UNKNOWN_JOB
@@ -74,9 +73,4 @@ def _is_there(record: JobRecord, name: str, machine: str) -> bool:
 
 
 def _task(record: JobRecord, name: str) -> TaskRecord | None:
-    """Return a task of a job by its id; of a job with many it is mostly where its index says."""
-    index, tasks = int(name.rpartition("-")[2]), record.tasks
-    near = tasks[index : index + 1]
-    if not near or near[0].index != index:
-        near = [task for task in tasks if task.index == index]
-    return near[0] if near else None
+    return task_at(record, int(name.rpartition("-")[2]))

@@ -25,19 +25,10 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     homes: frozenset[str] | None = None
     """The entitlements of the job's versions whose tasks may run here, as the machine is assigned
     now; None: those of every version."""
-    leaving: bool = False
-    """Its tasks must move away: maintenance, decommission, a loan that is called back."""
+    departure: UnavailabilityEvent | None = None
+    """Why its tasks must move away now: maintenance, decommission, a loan that is called back."""
     overdue: bool = False
     """… and the deadline for that has passed, which wins over the availability budget."""
-    leaving_reason: str = ""
-    called_back: bool = False
-    """It was lent and its owner wants it back: the reason of `leaving`."""
-    capped: bool = False
-    """Its power is capped: the reason of `leaving`."""
-    switching: bool = False
-    """It gets another host profile: the reason of `leaving`."""
-    deadline: float | None = None
-    """When its tasks must be gone, in seconds since 1970."""
     plans: tuple[UnavailabilityEvent, ...] = ()
     """What is planned for it and has not ended, including future work."""
     known: bool = True
@@ -57,6 +48,11 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Of a machine that is down or does not answer: since the last certain answer of its agent, or
     since the start of this process without one. Pauses of this process count. An answer takes time:
     the agent had its request before that."""
+
+    @property
+    def leaving(self) -> bool:
+        """Return whether its tasks must move away now."""
+        return self.departure is not None
 
     def held_by(self, entitlement: str) -> bool:
         """Return whether the machine is assigned to the pool of an entitlement of the job."""

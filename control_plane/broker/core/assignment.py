@@ -9,15 +9,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from agent.api import ProfileState
-from control_plane.api.machines import (
-    EventKind,
-    Hold,
-    Loan,
-    MachineRecord,
-    MachineState,
-    UnavailabilityEvent,
-)
-from control_plane.broker.core.unavailability import began, blocking, ended
+from control_plane.api.machines import EventKind, Loan, MachineRecord, MachineState
+from control_plane.broker.core.unavailability import blocking, ended, with_event
 
 FREE = ""
 """The entitlement of a machine in the region's free pool."""
@@ -39,11 +32,6 @@ def unavailable(record: MachineRecord, now: float) -> str:
     if record.state is not MachineState.UP:
         return "is down"
     return blocking(record, now)
-
-
-def held(record: MachineRecord, hold: Hold) -> MachineRecord:
-    """Return the record of a free machine as promised to an allocation."""
-    return replace(record, hold=hold)
 
 
 def assigned(record: MachineRecord, entitlement: str, profile: str, now: float) -> MachineRecord:
@@ -120,15 +108,9 @@ def revoked(record: MachineRecord, now: float, return_by: float, why: str = "") 
     if loan.return_by is not None:
         return_by = min(loan.return_by, return_by)
     since = now if loan.revoked_at is None else loan.revoked_at
-    event = UnavailabilityEvent(
-        event_id=f"{record.machine}-{EventKind.REVOKED}-{since:.3f}",
-        kind=EventKind.REVOKED,
-        reason=f"its loan to {record.entitlement} was revoked" + (f": {why}" if why else ""),
-        start=since,
-        deadline=return_by,
-    )
+    reason = f"its loan to {record.entitlement} was revoked" + (f": {why}" if why else "")
     loan = replace(loan, revoked_at=since, return_by=return_by)
-    return began(replace(record, loan=loan), event)
+    return with_event(replace(record, loan=loan), EventKind.REVOKED, reason, since, return_by)
 
 
 def not_returnable(record: MachineRecord, now: float, *, empty: bool) -> str:

@@ -20,14 +20,9 @@ from control_plane.api.machine_commands import (
     RaiseGeneration,
     WantProfile,
 )
-from control_plane.api.machines import (
-    EventKind,
-    MachineRecord,
-    MachineState,
-    UnavailabilityEvent,
-)
+from control_plane.api.machines import EventKind, MachineRecord, MachineState
 from control_plane.broker.core.assignment import released
-from control_plane.broker.core.unavailability import began, ended, open_event
+from control_plane.broker.core.unavailability import began, ended, open_event, with_event
 
 
 def carried_out(record: MachineRecord, command: MachineCommand, now: float) -> MachineRecord:
@@ -36,7 +31,7 @@ def carried_out(record: MachineRecord, command: MachineCommand, now: float) -> M
         case MarkDown(reason=reason, until=until):
             if record.state is MachineState.DOWN or (until is not None and now > until):
                 return record
-            failed = _with_event(record, EventKind.FAILURE, reason, now)
+            failed = with_event(record, EventKind.FAILURE, reason, now)
             return replace(failed, state=MachineState.DOWN)
         case MarkUp():
             if record.state is MachineState.UP:
@@ -50,7 +45,7 @@ def carried_out(record: MachineRecord, command: MachineCommand, now: float) -> M
         case ExpectReboot(reason=reason, deadline=deadline):
             if open_event(record, EventKind.PLANNED):
                 return record
-            return _with_event(record, EventKind.PLANNED, reason, now, deadline)
+            return with_event(record, EventKind.PLANNED, reason, now, deadline)
         case BeginEvent(event=event):
             return began(record, event)
         case EndEvents(kinds=kinds):
@@ -88,16 +83,3 @@ def _about_profile(
             if seen.state is not ProfileState.VERIFIED:
                 return record
             return ended(replace(record, profile=seen.name), now, (EventKind.PLANNED,))
-
-
-def _with_event(
-    record: MachineRecord, kind: EventKind, reason: str, now: float, deadline: float | None = None
-) -> MachineRecord:
-    event = UnavailabilityEvent(
-        event_id=f"{record.machine}-{kind}-{now:.3f}",
-        kind=kind,
-        reason=reason,
-        start=now,
-        deadline=deadline,
-    )
-    return began(record, event)

@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,19 +20,13 @@ from msgspec.structs import replace
 from agent.api import COUNT_MAX, ID_PATTERN, Location
 from agent.api.joining import JoinRequest
 from control_plane.api.inventory import InventoryMachine, MachineScope
-from control_plane.api.machines import (
-    EventKind,
-    Hardware,
-    MachineRecord,
-    MachineState,
-    UnavailabilityEvent,
-)
+from control_plane.api.machines import EventKind, Hardware, MachineRecord, MachineState
 from control_plane.api.requirement_parser import parse
 from control_plane.api.requirements import FOR_LISTS
 from control_plane.broker.core.assignment import taken
 from control_plane.broker.core.labels import read_labels
 from control_plane.broker.core.matching import Listed, holds
-from control_plane.broker.core.unavailability import began, ended
+from control_plane.broker.core.unavailability import ended, with_event
 from wire.errors import FieldError
 from wire.units import shown
 from wire.written import WRITTEN
@@ -129,13 +124,8 @@ def imported(machine: InventoryMachine, now: float, *, simulated: bool) -> Machi
     )
     if simulated:
         return record
-    event = UnavailabilityEvent(
-        event_id=f"{machine.machine}-{EventKind.FAILURE}-{now:.3f}",
-        kind=EventKind.FAILURE,
-        reason=NOT_JOINED,
-        start=now,
-    )
-    return began(replace(record, state=MachineState.DOWN), event)
+    down = replace(record, state=MachineState.DOWN)
+    return with_event(down, EventKind.FAILURE, NOT_JOINED, now)
 
 
 def against(record: MachineRecord, machine: InventoryMachine) -> str:
@@ -333,10 +323,6 @@ def _count(value: Any, most: int = COUNT_MAX) -> int:
     return number
 
 
-def _up_to(most: int) -> Callable[[Any], int]:
-    return lambda value: _count(value, most)
-
-
 def _rru(value: Any) -> float:
     try:
         number = float(value) if not isinstance(value, bool) else -1.0
@@ -357,7 +343,7 @@ _NAMES: Iterable[str] = ("machine", *_PLACE, "machine_type", "cluster")
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     **{n: _matching(_NAME, "must be 1 to 63 of a-z, 0-9 and -") for n in _NAMES},
     **{n: _matching(_WORD, "must be at most 128 printable characters") for n in _WORDS},
-    **{n: _up_to(_MOST.get(n, COUNT_MAX)) for n in _COUNTS},
+    **{n: partial(_count, most=_MOST.get(n, COUNT_MAX)) for n in _COUNTS},
     "rru": _rru,
     **dict.fromkeys(_SIZES, _size),
     "address": _matching(_ADDRESS, "must be HOST:PORT"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import eq, ge, gt, le, lt
 from typing import Protocol, assert_never
 
 from control_plane.api.machines import MachineRecord
@@ -80,6 +81,7 @@ _NUMBERS: Mapping[str, Callable[[Subject], float]] = {
     "disk": lambda m: m.capacity.disk_bytes,
     "power_w": lambda m: m.capacity.power_w,
 }
+_COMPARISONS = {"=": eq, "<": lt, "<=": le, ">": gt, ">=": ge}
 _OF_RECORDS: Mapping[str, Callable[[MachineRecord], str]] = {
     "state": lambda r: r.state.value,
     "entitlement": lambda r: r.entitlement,
@@ -169,17 +171,7 @@ def _compares(property_: str, operator: str, number: float, machine: Subject) ->
         value = get(machine) if get is not None else float(_word(property_, machine))
     except ValueError:  # a label that does not exist, or no number
         return False
-    match operator:
-        case "=":
-            return value == number
-        case "<":
-            return value < number
-        case "<=":
-            return value <= number
-        case ">":
-            return value > number
-        case _:
-            return value >= number
+    return bool(_COMPARISONS[operator](value, number))
 
 
 def _is_among(bin_: str, values: frozenset[str]) -> bool:

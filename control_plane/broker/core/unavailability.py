@@ -61,13 +61,13 @@ def failures(record: MachineRecord) -> list[float]:
     return [event.start for event in record.unavailability if event.kind is EventKind.FAILURE]
 
 
-def blocking(record: MachineRecord, now: float, notice_s: float = NOTICE_S) -> str:
+def blocking(record: MachineRecord, now: float) -> str:
     """Return why planned events keep new tasks from a machine, as a predicate.
 
     Empty if none does. Failures and reboots are left out: the states of machine and profile
     include them.
     """
-    due = [e for e in _open(record, MOVING) if e.start - notice_s <= now]
+    due = [e for e in _open(record, MOVING) if e.start - NOTICE_S <= now]
     if not due:
         return ""
     event = min(due, key=lambda e: e.start)
@@ -157,6 +157,24 @@ def began(record: MachineRecord, event: UnavailabilityEvent) -> MachineRecord:
         else:
             kept.append(other)
     return replace(record, unavailability=(*kept, event))
+
+
+def with_event(
+    record: MachineRecord,
+    kind: EventKind,
+    reason: str,
+    start: float,
+    deadline: float | None = None,
+) -> MachineRecord:
+    """Return the record with a new event, which no operator has planned; see `began`."""
+    event = UnavailabilityEvent(
+        event_id=f"{record.machine}-{kind}-{start:.3f}",
+        kind=kind,
+        reason=reason,
+        start=start,
+        deadline=deadline,
+    )
+    return began(record, event)
 
 
 def ended(

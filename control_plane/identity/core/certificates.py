@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
@@ -14,40 +14,23 @@ SKEW_S = 3_600.0
 """Certificates are valid from an hour ago, so that a host whose clock is slow accepts them."""
 
 
-def new_root(cluster: str, now: float) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """Return a new key and its own certificate, which issues others and nothing above them."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = root_name(cluster)
-    public = key.public_key()
-    certificate = (
-        builder("", name, now - SKEW_S, now + ROOT_LIFE_S)
-        .subject_name(name)
-        .public_key(public)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(key_usage(sign_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    return key, certificate
-
-
 def root_name(cluster: str) -> x509.Name:
     """Return the name of a region's authority; all its roots have it."""
-    return _name(f"Twine authority of {cluster}")
+    return common_name(f"Twine authority of {cluster}")
 
 
-def builder(
-    common_name: str, issuer: x509.Name, start: float, end: float
+def begun(
+    subject: x509.Name, issuer: x509.Name, start: float, end: float
 ) -> x509.CertificateBuilder:
     """Return the beginning of a certificate that counts from `start` to `end` (since 1970)."""
-    begun = (
+    return (
         x509.CertificateBuilder()
+        .subject_name(subject)
         .issuer_name(issuer)
         .serial_number(x509.random_serial_number())
         .not_valid_before(datetime.fromtimestamp(start, UTC))
         .not_valid_after(datetime.fromtimestamp(end, UTC))
     )
-    return begun.subject_name(_name(common_name)) if common_name else begun
 
 
 def key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
@@ -74,5 +57,6 @@ def key_text(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _name(text: str) -> x509.Name:
+def common_name(text: str) -> x509.Name:
+    """Return a name that has only its first 64 characters, the most that X.509 accepts."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])

@@ -12,12 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from control_plane.api.authority import HostTrust, Step
 from control_plane.api.people import IssuedCredential
-from control_plane.identity.core.certificates import key_text, new_root
+from control_plane.identity.core.certificates import (
+    ROOT_LIFE_S,
+    SKEW_S,
+    begun,
+    key_text,
+    key_usage,
+    root_name,
+)
 from wire import pins
 from wire.errors import Conflict
 
@@ -67,8 +74,17 @@ class Roots:
 
 
 def made(cluster: str, now: float) -> Root:
-    """Return a new root."""
-    key, certificate = new_root(cluster, now)
+    """Return a new root, whose certificate issues others and nothing above them."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), root_name(cluster)
+    public = key.public_key()
+    certificate = (
+        begun(name, name, now - SKEW_S, now + ROOT_LIFE_S)
+        .public_key(public)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(key_usage(sign_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .sign(key, hashes.SHA256())
+    )
     return Root(certificate, key)
 
 

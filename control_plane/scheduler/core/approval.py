@@ -17,8 +17,9 @@ from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.machines import UnavailabilityEvent
 from control_plane.api.operations import DEADLINE, MUST_LEAVE, STOP, Cause, OperationState
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.operations import Ledger
+from control_plane.scheduler.core.operations import Ledger, is_offered, machine_of
 from control_plane.scheduler.core.reconcile import available
+from control_plane.scheduler.core.rollout import is_overdue
 from control_plane.task_control.core.talk import ControllerAnswer, Question
 from taskcontrol.api import AdvanceNotice, TaskOperation, UnhealthyTask
 
@@ -38,7 +39,7 @@ def question(record: JobRecord, view: View) -> Question:
     for task in record.tasks:
         if is_down(task, view):
             unhealthy.append(_unhealthy(task, view))
-        if _is_offered(task) and len(offered) < OFFERED_MAX:
+        if is_offered(task) and len(offered) < OFFERED_MAX:
             offered.append(_offered(task, view))
     notices = _notices(record, view)
     tasks, indexes = len(record.tasks), _runs(record)
@@ -69,13 +70,13 @@ def with_answer(
 
 def is_known(record: JobRecord, view: View) -> bool:
     """Return whether the state of all tasks' machines is known; it is not right after a start."""
-    machines = (view.get(_machine(task)) for task in record.tasks)
+    machines = (view.get(machine_of(task)) for task in record.tasks)
     return all(machine is None or machine.known for machine in machines)
 
 
 def _let_all(task: TaskRecord, ledger: Ledger) -> TaskRecord:
     """Acknowledge an offered operation because the job has no controller any more."""
-    return ledger.to(task, OperationState.ACKNOWLEDGED) if _is_offered(task) else task
+    return ledger.to(task, OperationState.ACKNOWLEDGED) if is_offered(task) else task
 
 
 def _answered(
@@ -124,12 +125,7 @@ def was_let(task: TaskRecord) -> bool:
 
 def _is_forced(task: TaskRecord, view: View) -> bool:
     """Return whether a task has to leave now without an acknowledgement."""
-    machine = view.get(task.placement.machine) if task.placement is not None else None
-    return machine is not None and machine.overdue and not was_let(task)
-
-
-def _is_offered(task: TaskRecord) -> bool:
-    return task.operation is not None and task.operation.state is OperationState.OFFERED
+    return is_overdue(task, view) and not was_let(task)
 
 
 def _changed(record: JobRecord, change: Callable[[TaskRecord], TaskRecord]) -> JobRecord:
@@ -146,7 +142,7 @@ def _unhealthy(task: TaskRecord, view: View) -> UnhealthyTask:
     return UnhealthyTask(
         task=task.index,
         reason=_why(task, view),
-        machine=_machine(task),
+        machine=machine_of(task),
         operation=task.operation.id if was_let(task) and task.operation is not None else "",
     )
 
@@ -162,7 +158,7 @@ def _why(task: TaskRecord, view: View) -> str:
 
 
 def _offered(task: TaskRecord, view: View) -> TaskOperation:
-    operation, machine = task.operation, view.get(_machine(task))
+    operation, machine = task.operation, view.get(machine_of(task))
     assert operation is not None
     event = _event(machine) if operation.cause in MUST_LEAVE else None
     return TaskOperation(
@@ -171,7 +167,7 @@ def _offered(task: TaskRecord, view: View) -> TaskOperation:
         kind=operation.kind.value,
         cause=operation.cause.value,
         reason=operation.reason,
-        machine=_machine(task),
+        machine=machine_of(task),
         notice=event.event_id if event is not None else "",
         deadline=event.deadline if event is not None else operation.deadline,
         instead=[STOP] if event is not None and machine is not None and machine.returning else [],
@@ -216,7 +212,3 @@ def _runs(record: JobRecord) -> tuple[tuple[int, int], ...]:
         else:
             runs.append((index, index))
     return tuple(runs)
-
-
-def _machine(task: TaskRecord) -> str:
-    return task.placement.machine if task.placement is not None else ""

@@ -20,7 +20,7 @@ from agent.api import TaskState, certainly_ended_s
 from control_plane.agents.core.seen import SeenMachine, View
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord, spec_of, task_id
 
-_ENDED = (TaskState.STOPPED, TaskState.FAILED)
+ENDED = (TaskState.STOPPED, TaskState.FAILED)
 
 
 def ended_in_s(spec: JobSpec, task: str, machine: SeenMachine | None) -> float:
@@ -34,7 +34,7 @@ def ended_in_s(spec: JobSpec, task: str, machine: SeenMachine | None) -> float:
         return 0.0
     if machine.up and machine.answering:
         status = machine.tasks.get(task)
-        return 0.0 if status is None or status.state in _ENDED else inf
+        return 0.0 if status is None or status.state in ENDED else inf
     return max(0.0, after_s - machine.no_report_s)
 
 

@@ -12,18 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace as replaced
-from math import inf
 
 from msgspec.structs import replace
 
-from control_plane.agents.core.seen import SeenMachine
 from control_plane.api.intents import Dimension
-from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
+from control_plane.api.jobs import JobRecord, TaskRecord
 from control_plane.api.operations import (
     MUST_LEAVE,
     STOP,
     Cause,
-    Operation,
     OperationKind,
     OperationState,
 )
@@ -32,7 +29,6 @@ from control_plane.job_control.core.intents import (
     is_held,
     is_plain,
     lapsed,
-    target_of,
     written,
 )
 from control_plane.scheduler.core.approval import (
@@ -43,7 +39,14 @@ from control_plane.scheduler.core.approval import (
 from control_plane.scheduler.core.assignment import assigned, unified
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decision import Decision, Found, Room, Seen
-from control_plane.scheduler.core.new_tasks import has_crashed, how_it_failed, is_failing
+from control_plane.scheduler.core.needed_operations import (
+    can_wait,
+    due_first,
+    is_failed_trial,
+    is_voluntary,
+    need,
+)
+from control_plane.scheduler.core.new_tasks import PLACED, has_crashed, how_it_failed, is_failing
 from control_plane.scheduler.core.operations import (
     Ledger,
     approval,
@@ -59,6 +62,7 @@ from control_plane.scheduler.core.release import advance, at_once, begun
 from control_plane.scheduler.core.rollout import (
     Placed,
     apply_plan,
+    host_of,
     is_moving,
     is_quiet,
     must_move,
@@ -69,16 +73,9 @@ from control_plane.scheduler.core.rollout_progress import describe_blocked
 from control_plane.scheduler.core.sizing import begin_removals, kept, resized
 from control_plane.scheduler.core.surge import spare, stood_in, surged
 from control_plane.scheduler.core.task_versions import (
-    cause_of_update,
     is_outdated,
     may_renew,
     renews,
-)
-
-_UP = (TaskPhase.STARTING, TaskPhase.RUNNING)
-_VOLUNTARY = (
-    *(Cause.RELEASE, Cause.CANARY, Cause.ROLLBACK, Cause.TRANSFER, Cause.REBALANCE, Cause.OWNER),
-    *MUST_LEAVE,
 )
 
 
@@ -161,28 +158,51 @@ def _canary_judged(record: JobRecord, before: JobRecord, ledger: Ledger, now: Mo
     return record
 
 
-def _is_failed_trial(task: TaskRecord, record: JobRecord) -> bool:
-    """Return whether a task runs the version of an ended canary, and goes back."""
-    return task.version in record.trials and is_outdated(task, record)
-
-
 # -- proposing
 
 
 def _propose(made: Decision, seen: Seen) -> None:
     """Choose the operations that the budget allows now, and propose them."""
-    record, view = made.record, seen.view
+    record = made.record
     within = [task for task in record.tasks if not (record.stopping or is_going(task))]
+    serving, due, late, repairs = _due(made, within, seen)
+    if not (due or made.held or any(task.operation is not None for task in record.tasks)):
+        return  # the common case
+    serving -= late  # they leave now regardless of the budget, and reduce what is left of it
+    made.serving, made.overdue = frozenset(serving), tuple(sorted(late))
+    made.chosen = _chosen(made, within, {i: t for i, t in due.items() if i not in late}, seen)
+    made.moving = frozenset(
+        i for i in made.chosen if must_move(due[i], seen.view) or i in repairs or is_moved(due[i])
+    )
+    picked = late | set(made.chosen)
+    if picked or any(task.operation is not None for task in record.tasks):
+        tasks = [_proposed(made, task, due, picked, seen) for task in record.tasks]
+        made.record = replace(record, tasks=tasks, operations=made.ledger.opened)
+    has_healthy = any(index in serving for index in due)
+    if has_healthy and made.room.serving <= 0 and not any(is_moving(task) for task in within):
+        made.detail = _held_up(record, within, serving)
+    if made.held and not picked:
+        made.detail = made.detail or next(iter(seen.held_back.values()), "")
+
+
+def _due(
+    made: Decision, within: Sequence[TaskRecord], seen: Seen
+) -> tuple[set[int], dict[int, TaskRecord], set[int], Sequence[int]]:
+    """Return the tasks that serve, and those that need an operation.
+
+    Of the latter, those that are overdue, and those that only make the spread more even.
+    """
+    record, view = made.record, seen.view
     serving, due, late = set[int](), dict[int, TaskRecord](), set[int]()
     for task in within:
         if available(task, view):
             serving.add(task.index)
-        machine = view.get(task.placement.machine) if task.placement is not None else None
-        if machine is None or not (machine.up and machine.answering and task.phase in _UP):
+        machine = host_of(task, view)
+        if machine is None or not (machine.up and machine.answering and task.phase in PLACED):
             continue
         outdated = is_outdated(task, record) and not task.extra
         if machine.leaving or outdated or is_moved(task) or is_restarted(task):
-            if task.index in serving and _can_wait(task, machine, seen):
+            if task.index in serving and can_wait(task, machine, seen):
                 made.held.append(task.index)
                 continue
             due[task.index] = task
@@ -191,17 +211,22 @@ def _propose(made: Decision, seen: Seen) -> None:
     quiet = not due and len(serving) == len(within) and is_quiet(record)
     repairs = seen.repairs if quiet and not (seen.held_back or made.held) else ()
     due |= {task.index: task for task in within if task.index in repairs}
-    if not (due or made.held or any(task.operation is not None for task in record.tasks)):
-        return  # the common case
-    serving -= late  # they leave now regardless of the budget, and reduce what is left of it
-    rest = (task for task in due.values() if task.index not in late)
-    first = sorted(rest, key=lambda t: (not _is_failed_trial(t, record), *_due_first(t, seen)))
-    broken = [task.index for task in first if task.index not in serving]
-    healthy = [task.index for task in first if task.index in serving]
-    made.serving = frozenset(serving)
+    return serving, due, late, repairs
+
+
+def _chosen(
+    made: Decision, within: Sequence[TaskRecord], due: Mapping[int, TaskRecord], seen: Seen
+) -> tuple[int, ...]:
+    """Return those of the due tasks whose operations may begin within the budget, in order."""
+    record = made.record
+    first = sorted(
+        due.values(), key=lambda t: (not is_failed_trial(t, record), *due_first(t, seen))
+    )
+    broken = [task.index for task in first if task.index not in made.serving]
+    healthy = [task.index for task in first if task.index in made.serving]
     made.room = _room(made, within, broken, seen)
-    unpaced = {i for i, t in due.items() if must_move(t, view) or is_moved(t)}
-    unpaced |= {i for i, t in due.items() if _is_failed_trial(t, record)}
+    unpaced = {i for i, t in due.items() if must_move(t, seen.view) or is_moved(t)}
+    unpaced |= {i for i, t in due.items() if is_failed_trial(t, record)}
     renewed = {
         i
         for i, t in due.items()
@@ -212,30 +237,9 @@ def _propose(made: Decision, seen: Seen) -> None:
         room.serving = room.broken = OFFERED_MAX
         room.paced = None
     for index in broken + healthy:
-        if room.take(serves=index in serving, updates=index in renewed):
+        if room.take(serves=index in made.serving, updates=index in renewed):
             chosen.append(index)
-    chosen = chosen[:OFFERED_MAX]
-    made.overdue, made.chosen = tuple(sorted(late)), tuple(chosen)
-    made.moving = frozenset(
-        i for i in chosen if must_move(due[i], view) or i in repairs or is_moved(due[i])
-    )
-    picked = late | set(chosen)
-    if picked or any(task.operation is not None for task in record.tasks):
-        tasks = [_proposed(made, task, due, picked, seen) for task in record.tasks]
-        made.record = replace(record, tasks=tasks, operations=made.ledger.opened)
-    if healthy and made.room.serving <= 0 and not any(is_moving(task) for task in within):
-        made.detail = _held_up(record, within, serving)
-    if made.held and not picked:
-        made.detail = made.detail or next(iter(seen.held_back.values()), "")
-
-
-def _can_wait(task: TaskRecord, machine: SeenMachine, seen: Seen) -> bool:
-    """Return whether a serving task is left alone because much capacity near it is lost."""
-    if not seen.held_back or machine.overdue or task.placement is None:
-        return False
-    if task.placement.machine not in seen.held_back:
-        return False
-    return not (machine.leaving and (machine.called_back or machine.capped))
+    return tuple(chosen[:OFFERED_MAX])
 
 
 def _room(made: Decision, within: Sequence[TaskRecord], broken: Sequence[int], seen: Seen) -> Room:
@@ -277,9 +281,9 @@ def _proposed(
     known = task.operation
     if known is None and task.index not in picked:
         return task
-    kind, cause, reason, deadline = _need(made.record, task, seen)
+    kind, cause, reason, deadline = need(made.record, task, seen)
     ran = last_run(task)
-    if known is not None and waits(task) and _is_voluntary(known):
+    if known is not None and waits(task) and is_voluntary(known):
         # an operation stays needed while its machine does not answer for a moment
         is_needed = (
             task.index in due
@@ -298,51 +302,6 @@ def _proposed(
     if task.operation is not None:
         task = made.ledger.close(task, OperationState.WITHDRAWN, "a later operation replaces it")
     return made.ledger.open(task, kind, cause, reason, OperationState.PROPOSED, deadline, ran)
-
-
-def _need(
-    record: JobRecord, task: TaskRecord, seen: Seen
-) -> tuple[OperationKind, Cause, str, float | None]:
-    machine = seen.view.get(task.placement.machine) if task.placement is not None else None
-    if is_moved(task) and task.operation is not None:
-        return OperationKind.MOVE, task.operation.cause, task.operation.reason, None
-    if machine is not None and machine.leaving:
-        return OperationKind.MOVE, _why_leave(machine), machine.leaving_reason, machine.deadline
-    if (target := target_of(record, task)) != task.version:
-        reason = f"version {target} instead of {last_run(task)}"
-        return OperationKind.UPDATE, cause_of_update(record, task), reason, None
-    if is_restarted(task) and task.operation is not None:
-        return OperationKind.RESTART, Cause.OWNER, task.operation.reason, None
-    return (
-        OperationKind.MOVE,
-        Cause.REBALANCE,
-        "the tasks of the job are then spread more evenly",
-        None,
-    )
-
-
-def _why_leave(machine: SeenMachine) -> Cause:
-    if machine.called_back:
-        return Cause.LOAN
-    if machine.switching:
-        return Cause.PROFILE
-    return Cause.POWER if machine.capped else Cause.MAINTENANCE
-
-
-def _due_first(task: TaskRecord, seen: Seen) -> tuple[float, bool, bool, int]:
-    """Return a task's sort key in the queue for the budget: the nearest deadline goes first.
-
-    Among tasks without a deadline, waiting ones come first, but for those without room.
-    """
-    machine = seen.view.get(task.placement.machine) if task.placement is not None else None
-    deadline = machine.deadline if machine is not None and machine.leaving else None
-    is_stuck = task.index in seen.without_room
-    return inf if deadline is None else deadline, is_stuck, not waits(task), task.index
-
-
-def _is_voluntary(operation: Operation) -> bool:
-    """Return whether an operation takes down a task that could continue to run."""
-    return operation.cause in _VOLUNTARY and operation.kind is not OperationKind.START
 
 
 # -- beginning

@@ -9,7 +9,6 @@ from control_plane.agents.core.seen import View
 from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.weighted_spread import OVER_MSBS, Even
 from control_plane.api.jobs import JobRecord, JobSpec
-from control_plane.api.operations import JobEvent
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.operations import Ledger
 from control_plane.scheduler.core.rebalance_moves import rebalanced
@@ -108,11 +107,6 @@ class Decision:
     """Other jobs use all extra tasks that the entitlement allows at once."""
     capped: int = 0
     """Tasks that began to leave machines whose power is capped."""
-
-    @property
-    def events(self) -> list[JobEvent]:
-        """Return the log entries of this decision."""
-        return self.ledger.events
 
     def may_go_unproved(self, index: int, repairs: Collection[int]) -> bool:
         """Return whether a task may move to a machine that has not proved the host profile yet.

@@ -30,7 +30,7 @@ from control_plane.job_control.core.intents import (
     written,
 )
 from control_plane.scheduler.core.job_check import same_tasks
-from control_plane.scheduler.core.release import back_to, begun, resumed, returned
+from control_plane.scheduler.core.release import back_to, begun, resumed, returned, with_version
 from wire.errors import Conflict, InvalidInput, NotFound
 
 
@@ -130,23 +130,18 @@ def pushing(name: str, change: PushChange, writer: str, now: float) -> JobChange
         check_writer(record, Dimension.PUSH, writer, change)
         if (version := _goes_back_to(record, change)) is not None:
             return back_to(record.spec, record.specs[version])
-        spec = change.spec or record.spec
-        return replace(
-            spec,
-            tasks=record.spec.tasks,
-            image=change.image or spec.image,
-            configuration=spec.configuration
-            if change.configuration is None
-            else change.configuration,
-        )
+        spec, configuration = change.spec or record.spec, change.configuration
+        if configuration is None:
+            configuration = spec.configuration
+        image = change.image or spec.image
+        return replace(spec, tasks=record.spec.tasks, image=image, configuration=configuration)
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
         if _goes_back_to(known, change) is None:
             after = _changed(known, spec)
         else:
-            after = returned(
-                known, spec, change.reason or f"{writer} pushed the earlier image again"
-            )
+            reason = change.reason or f"{writer} pushed the earlier image again"
+            after = returned(known, spec, reason)
         is_part = change.share < 1.0 or change.tasks is not None
         if is_part and not stable_of(begun(after)):
             raise Conflict(
@@ -204,10 +199,10 @@ def sizing(name: str, change: SizeChange, writer: str, now: float) -> JobChange:
         return replace(record.spec, tasks=tasks)
 
     def record(known: JobRecord, _: JobSpec) -> JobRecord:
-        after = written(
-            known, Dimension.SIZE, size(known), writer, now, reason=change.reason, is_owned=True
+        value, reason = size(known), change.reason
+        return sized(
+            written(known, Dimension.SIZE, value, writer, now, reason=reason, is_owned=True)
         )
-        return sized(after)
 
     return JobChange(name, checked, record, is_resize=True)
 
@@ -218,24 +213,10 @@ def trying(name: str, change: CanaryChange, writer: str, now: float) -> JobChang
     def checked(known: JobRecord | None) -> JobSpec:
         record = not_stopping(_existing(known, name))
         check_writer(record, Dimension.CANARY, writer, change)
-        base = record.specs.get(stable_of(begun(record)), record.spec)
-        if change.traffic is not None and not base.ports:
-            raise InvalidInput(
-                f"cannot give a canary of job {name!r} {change.traffic:.2%} of the requests: the "
-                "job has no port for clients",
-                hint="leave traffic out, or add `ports` to the job file",
-            )
-        return replace(
-            back_to(record.spec, base),
-            image=change.image or base.image,
-            command=base.command if change.command is None else change.command,
-            environment=base.environment | change.environment,
-            configuration=base.configuration | change.configuration,
-        )
+        return _variant(record, change)
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
-        there = canary_of(known)
-        version = next_version(known)
+        there, version = canary_of(known), next_version(known)
         if there is not None and same_tasks(known.specs[there.version], spec):
             version = there.version  # the same canary, for longer or on more tasks
         intent = CanaryIntent(
@@ -263,6 +244,24 @@ def trying(name: str, change: CanaryChange, writer: str, now: float) -> JobChang
         )
 
     return JobChange(name, checked, record)
+
+
+def _variant(record: JobRecord, change: CanaryChange) -> JobSpec:
+    """Return what a canary runs: the version of the other tasks, with its changes."""
+    base = record.specs.get(stable_of(begun(record)), record.spec)
+    if change.traffic is not None and not base.ports:
+        raise InvalidInput(
+            f"cannot give a canary of job {record.name!r} {change.traffic:.2%} of the requests: "
+            "the job has no port for clients",
+            hint="leave traffic out, or add `ports` to the job file",
+        )
+    return replace(
+        back_to(record.spec, base),
+        image=change.image or base.image,
+        command=base.command if change.command is None else change.command,
+        environment=base.environment | change.environment,
+        configuration=base.configuration | change.configuration,
+    )
 
 
 # -- records
@@ -319,9 +318,7 @@ def check_whole(record: JobRecord, verb: str) -> None:
 def again(record: JobRecord, writer: str, now: float) -> JobRecord:
     """Return the record in which every task is to be restarted."""
     check_whole(not_stopping(record), "restarted")
-    version = next_version(record)
-    spec = _with_runtime(record, record.spec)
-    after = replace(record, spec=spec, version=version, specs=record.specs | {version: spec})
+    after = with_version(record, _with_runtime(record, record.spec))
     return pushed(after, writer, now, reason="restart")
 
 
@@ -337,9 +334,7 @@ def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:
     if same_tasks(record.spec, spec):
         specs = record.specs | {record.version: spec}
         return replace(record, spec=spec, specs=specs)
-    spec = _with_runtime(record, spec)
-    version = next_version(record)
-    return replace(record, spec=spec, version=version, specs=record.specs | {version: spec})
+    return with_version(record, _with_runtime(record, spec))
 
 
 def _with_runtime(record: JobRecord, spec: JobSpec) -> JobSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -25,12 +25,12 @@ from wire.errors import FieldError
 def check_job(
     spec: JobSpec,
     *,
-    entitlements: dict[str, EntitlementSpec],
+    entitlements: Mapping[str, EntitlementSpec],
     image_known: bool,
     machines: Sequence[Machine],
     known: JobRecord | None,
     moves: bool = False,
-) -> tuple[FieldError, ...]:
+) -> list[FieldError]:
     """Return every reason to refuse the specification; `machines` are the region's kinds.
 
     `moves`: its owner wants the job in another entitlement.
@@ -62,7 +62,7 @@ def check_job(
                 f"twinectl job move {spec.name} --entitlement {spec.entitlement}",
             )
         )
-    return tuple(errors)
+    return errors
 
 
 def check_trust(
@@ -163,12 +163,13 @@ def _check_text(spec: JobSpec) -> list[FieldError]:
         for name, count in Counter(spec.ports).items()
         if count > 1
     ]
-    named = {"probe": spec.probe, "life.startup": spec.life.startup}
-    for field, probe in {
-        **named,
-        "life.liveness": spec.life.liveness,
-        "life.notice": spec.life.notice,
-    }.items():
+    life = spec.life
+    for field, probe in (
+        ("probe", spec.probe),
+        ("life.startup", life.startup),
+        ("life.liveness", life.liveness),
+        ("life.notice", life.notice),
+    ):
         if probe is not None and probe.port is not None and probe.port not in spec.ports:
             names = ", ".join(spec.ports) or "none"
             why = f"{probe.port!r} is not one of the job's ports ({names})"

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from control_plane.agents.core.seen import View
 from control_plane.allocator.core.claims import Claims
 from control_plane.allocator.core.demand import Demand, demand_for
 from control_plane.allocator.core.preferences import preferences_of
-from control_plane.allocator.core.request import Group, Request, same_claim
+from control_plane.allocator.core.request import Allocation, Group, Request, same_claim
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord
 from control_plane.api.policy import Admission
 from control_plane.api.requirements import In
+from control_plane.scheduler.core.operations import machine_of
 from control_plane.scheduler.core.owner_moves import goes_to
 from control_plane.scheduler.core.rollout import Placed, to_place
 from control_plane.scheduler.core.task_versions import placed_as
@@ -29,15 +30,6 @@ class Home:
 
 
 _NOWHERE: Mapping[int, Home] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The allocator's answer: the job's claims, and the tasks that have none."""
-
-    claims: Claims | None
-    unplaced: tuple[int, ...] = ()
-    reasons: tuple[str, ...] = ()
 
 
 def request_of(
@@ -58,24 +50,15 @@ def request_of(
     newest version; tasks that run in the other entitlement stay until they are taken down.
     """
     waiting = {task.index: task for task in to_place(record, view)}
-    demands: dict[int, Demand] = {}
-    same: dict[int, int] = {}
-    """Version → the first version with the same claim."""
+    versions = {
+        task.index: placed_as(record, task) if task.index in waiting else task.version
+        for task in record.tasks
+    }
+    same, demands = _claims_of(record, dict.fromkeys(versions.values()), entitlement, homes)
     alike: dict[tuple[tuple[int, bool, str, bool], str], list[int]] = defaultdict(list)
-    left = frozenset(
-        task.placement.machine for task in waiting.values() if task.placement is not None
-    )
+    left = frozenset(machine_of(task) for task in waiting.values()) - {""}
     for task in record.tasks:
-        version = placed_as(record, task) if task.index in waiting else task.version
-        if version not in same:
-            home = homes.get(version)
-            demand = demand_for(
-                record.specs.get(version, record.spec), home.entitlement if home else entitlement
-            )
-            alikes = (v for v, d in demands.items() if d == demand and homes.get(v) == home)
-            same[version] = next(alikes, version)
-            demands.setdefault(same[version], demand)
-        version = same[version]
+        version = same[versions[task.index]]
         to = goes_to(task) if task.phase is TaskPhase.PENDING else ""
         alike[_kind(task, version, demands[version], waiting, claims), to].append(task.index)
     groups = tuple(
@@ -85,7 +68,7 @@ def request_of(
             leave=left if leaves else frozenset(),
             avoid=avoid,
             running=running,
-            among=(In("machine", frozenset({to})),) if to else (),
+            among=only_on(to),
             elsewhere=homes[version].pool if version in homes else "",
         )
         for ((version, leaves, avoid, running), to), tasks in alike.items()
@@ -98,6 +81,29 @@ def request_of(
         fit=record.spec.fit,
         gang=record.spec.admission is Admission.GANG,
     )
+
+
+def _claims_of(
+    record: JobRecord,
+    versions: Iterable[int],
+    entitlement: EntitlementSpec | None,
+    homes: Mapping[int, Home],
+) -> tuple[dict[int, int], dict[int, Demand]]:
+    """Return for each version the first one with the same claim, and the claims of the latter."""
+    same, demands = dict[int, int](), dict[int, Demand]()
+    for version in versions:
+        home = homes.get(version)
+        spec = record.specs.get(version, record.spec)
+        demand = demand_for(spec, home.entitlement if home else entitlement)
+        alike = (v for v, d in demands.items() if d == demand and homes.get(v) == home)
+        same[version] = next(alike, version)
+        demands.setdefault(same[version], demand)
+    return same, demands
+
+
+def only_on(machine: str) -> tuple[In, ...]:
+    """Return the requirement of a task that is wanted on one machine; none for an empty name."""
+    return (In("machine", frozenset({machine})),) if machine else ()
 
 
 def _kind(
@@ -128,8 +134,8 @@ def _may_stay(task: TaskRecord, demand: Demand, claims: Claims) -> bool:
     )
 
 
-def answer_of(record: JobRecord, view: View, answer: Answer) -> Placed:
-    """Return the machines of the tasks that waited for one."""
+def placed(record: JobRecord, view: View, answer: Allocation) -> Placed:
+    """Return the machines of the tasks that waited for one, by the allocator's answer."""
     placements = {}
     missing = set(answer.unplaced)
     for task in to_place(record, view):

@@ -9,7 +9,7 @@ from control_plane.job_control.core.intents import is_on_trial, on_its_way_to
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.operations import is_going
 
-_TROUBLE = (TaskState.BACKOFF, TaskState.FAILED, TaskState.STOPPED)
+TROUBLE = (TaskState.BACKOFF, TaskState.FAILED, TaskState.STOPPED)
 _BLAMELESS = ("lost", "cut-off")
 """Results that the version did not cause: the machine was rebooted, or cut off."""
 PLACED = (TaskPhase.STARTING, TaskPhase.RUNNING)
@@ -60,7 +60,7 @@ def is_failing(task: TaskRecord, record: JobRecord, now: Moment) -> bool:
         return False
     if task.health is Health.UNHEALTHY:
         return True
-    if task.state in _TROUBLE:
+    if task.state in TROUBLE:
         result = task.last_exit.result if task.last_exit is not None else ""
         when = spec_of(record, task).restart.when
         finished = result == "success" and when is not RestartWhen.ALWAYS

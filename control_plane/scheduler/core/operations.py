@@ -27,6 +27,8 @@ from control_plane.api.operations import (
 from control_plane.scheduler.core.clock import Moment
 
 _BACK = "its machine is back"
+ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
+"""Phases of a task in its stop."""
 _NOT_UP = (None, TaskState.ACCEPTED, TaskState.PREPARING, TaskState.STARTING)
 """States of a task whose program does not run yet."""
 
@@ -61,7 +63,7 @@ class Ledger:
             reason=reason[:REASON_MAX],
             state=state,
             deadline=deadline,
-            from_machine=_machine(task) if kind is not OperationKind.START else "",
+            from_machine=machine_of(task) if kind is not OperationKind.START else "",
             ran=0 if kind is OperationKind.START else ran or task.version,
             began=self._now.wall,
             since=self._now.wall,
@@ -89,7 +91,7 @@ class Ledger:
                 outcome=outcome,
                 reason=(reason or known.reason)[:REASON_MAX],
                 from_machine=known.from_machine,
-                to_machine=_machine(task) if outcome is OperationState.DONE else known.to_machine,
+                to_machine=machine_of(task) if outcome is OperationState.DONE else known.to_machine,
                 version=task.version,
                 start=known.began,
                 end=self._now.wall,
@@ -164,7 +166,7 @@ class Ledger:
                 cause=Cause.FAILURE,
                 outcome=OperationState.FAILED,
                 reason=f"{how}; it ended {times} so far{why}"[:REASON_MAX],
-                from_machine=_machine(task),
+                from_machine=machine_of(task),
                 version=task.version,
                 start=task.last_exit.at if task.last_exit is not None else self._now.wall,
                 end=self._now.wall,
@@ -216,7 +218,7 @@ class Ledger:
         return task
 
     def _heading(self, task: TaskRecord) -> TaskRecord:
-        return self.to(task, OperationState.RUNNING, to_machine=_machine(task))
+        return self.to(task, OperationState.RUNNING, to_machine=machine_of(task))
 
     def _removed(self, old: TaskRecord, job: JobRecord) -> None:
         if old.operation is None or old.operation.kind is not OperationKind.REMOVE:
@@ -231,6 +233,23 @@ class Ledger:
         cause = Cause.SURGE if task.extra else Cause.RESIZE
         cause = Cause.STOP if job.stopping else cause
         return self.open(task, OperationKind.REMOVE, cause, state=state)
+
+
+def with_proposed(
+    record: JobRecord,
+    task: TaskRecord,
+    now: Moment,
+    kind: OperationKind,
+    cause: Cause,
+    reason: str,
+    to: str = "",
+) -> JobRecord:
+    """Return the record with a proposed operation on one of its tasks, to the machine `to`."""
+    ledger, proposed = Ledger(record, now), OperationState.PROPOSED
+    opened = ledger.open(task, kind, cause, reason, proposed)
+    opened = ledger.to(opened, proposed, to_machine=to)
+    tasks = [opened if known is task else known for known in record.tasks]
+    return replace(record, tasks=tasks, operations=ledger.opened)
 
 
 def is_crash_to_log(old: TaskRecord, task: TaskRecord) -> bool:
@@ -284,5 +303,6 @@ def approval(task: TaskRecord, *, asks: bool, forced: bool) -> str:
     return known or (DEADLINE if asks and forced else "")
 
 
-def _machine(task: TaskRecord) -> str:
+def machine_of(task: TaskRecord) -> str:
+    """Return the machine of a task; empty: it has none."""
     return task.placement.machine if task.placement is not None else ""

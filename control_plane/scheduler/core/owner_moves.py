@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord
-from control_plane.api.operations import Cause, OperationKind, OperationState
+from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord, task_at
+from control_plane.api.operations import Cause, OperationKind
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.operations import Ledger, is_going, waits
+from control_plane.scheduler.core.operations import is_going, waits, with_proposed
 from wire.errors import Conflict, NotFound
 
 
@@ -21,12 +21,7 @@ def with_move(record: JobRecord, index: int, to: str, reason: str, now: Moment) 
         return record
     if to == _free(record, task, "move", (TaskPhase.RUNNING,)).machine:
         raise Conflict(f"task {record.name}-{index} is already on {to}")
-    ledger = Ledger(record, now)
-    moved = ledger.open(task, OperationKind.MOVE, Cause.OWNER, reason, OperationState.PROPOSED)
-    assert moved.operation is not None
-    moved = replace(moved, operation=replace(moved.operation, to_machine=to))
-    tasks = [moved if task.index == index else task for task in record.tasks]
-    return replace(record, tasks=tasks, operations=ledger.opened)
+    return with_proposed(record, task, now, OperationKind.MOVE, Cause.OWNER, reason, to)
 
 
 def with_restart(record: JobRecord, index: int, reason: str, now: Moment) -> JobRecord:
@@ -38,11 +33,7 @@ def with_restart(record: JobRecord, index: int, reason: str, now: Moment) -> Job
     if is_restarted(task):
         return record
     _free(record, task, "restart", (TaskPhase.STARTING, TaskPhase.RUNNING))
-    ledger = Ledger(record, now)
-    kind, state = OperationKind.RESTART, OperationState.PROPOSED
-    restarted = ledger.open(task, kind, Cause.OWNER, reason, state)
-    tasks = [restarted if task.index == index else task for task in record.tasks]
-    return replace(record, tasks=tasks, operations=ledger.opened)
+    return with_proposed(record, task, now, OperationKind.RESTART, Cause.OWNER, reason)
 
 
 def is_moved(task: TaskRecord) -> bool:
@@ -67,7 +58,7 @@ def _is_rebalanced(task: TaskRecord) -> bool:
 
 
 def _known(record: JobRecord, index: int) -> TaskRecord:
-    task = next((task for task in record.tasks if task.index == index), None)
+    task = task_at(record, index)
     if task is None or is_going(task):
         raise NotFound(f"job {record.name!r} has no task {index}")
     return task

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from control_plane.api.jobs import JobRecord
-from control_plane.api.operations import Cause, OperationKind, OperationState
+from control_plane.api.jobs import JobRecord, task_at
+from control_plane.api.operations import Cause, OperationKind
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.operations import Ledger, waits
+from control_plane.scheduler.core.operations import waits, with_proposed
 from control_plane.scheduler.core.rollout import is_quiet
 
 
@@ -20,17 +20,12 @@ def with_rebalance(record: JobRecord, index: int, to: str, reason: str, now: Mom
 
     A quiet job has no other operation, and all of its tasks serve.
     """
-    task = next((task for task in record.tasks if task.index == index), None)
+    task = task_at(record, index)
     if task is None or task.operation is not None or record.stopping or record.paused:
         return record
     if not is_quiet(record) or task.placement is None or task.placement.machine == to:
         return record
-    ledger = Ledger(record, now)
-    moved = ledger.open(task, OperationKind.MOVE, Cause.REBALANCE, reason, OperationState.PROPOSED)
-    assert moved.operation is not None
-    moved = replace(moved, operation=replace(moved.operation, to_machine=to))
-    tasks = [moved if task.index == index else task for task in record.tasks]
-    return replace(record, tasks=tasks, operations=ledger.opened)
+    return with_proposed(record, task, now, OperationKind.MOVE, Cause.REBALANCE, reason, to)
 
 
 def rebalanced(record: JobRecord) -> set[int]:

@@ -27,16 +27,16 @@ from control_plane.api.jobs import (
     spec_of,
     task_id,
 )
+from control_plane.api.machines import UnavailabilityEvent
 from control_plane.api.operations import STOP, Cause, OperationKind
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, staying, waits_for
+from control_plane.scheduler.core.copies import ENDED, LeftBehind, ended_in_s, staying, waits_for
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.task_versions import placed_as, runs_next
 
 _RETRY_FIRST_S, _RETRY_MAX_S = 2.0, 60.0
 _GIVE_UP_S = 60.0
 """A task that its machine refuses for this long is moved to another."""
-_ENDED = (TaskState.STOPPED, TaskState.FAILED)
 _BY_ITSELF = ("exit-code", "signal", "core-dump", "oom-kill", "timeout", "watchdog")
 """Failures of a task that ran (systemd's words): with `never` they end it as success does. A task
 that did not come up, or ended because of its host, is started again."""
@@ -126,7 +126,7 @@ class _Fold:
         match task.phase:
             case TaskPhase.STARTING | TaskPhase.RUNNING:
                 if machine is None or not machine.up or not self._is_held(task, machine):
-                    return self._lost(task)
+                    return self._unlisted(task, TaskPhase.LOST, _unusable(task))
                 return self._alive(task, machine)
             case TaskPhase.DRAINING:
                 if machine is None or not machine.up:
@@ -183,7 +183,7 @@ class _Fold:
             return self._to(task, TaskPhase.RUNNING, listed=True, attempts=0, retry_at=0.0)
         if task.listed:
             task = self._to(task, task.phase, listed=False)
-        return self._ended(task, status) if status.state in _ENDED else task
+        return self._ended(task, status) if status.state in ENDED else task
 
     def _left(
         self, task: TaskRecord, machine: SeenMachine | None, *, keep_version: bool = False
@@ -242,8 +242,8 @@ class _Fold:
         if status is None:
             if machine.stopped.get(name, 0) < task.generation:
                 return task
-            if _waits_here(task, machine) and not self._record.stopping:
-                return self._to(task, TaskPhase.PARKED, reason=machine.leaving_reason, state=None)
+            if (event := _parks_for(task, machine)) is not None and not self._record.stopping:
+                return self._to(task, TaskPhase.PARKED, reason=event.reason, state=None)
             return self._gone(task)
         if status.generation > task.generation:
             self.generation = max(self.generation, status.generation)
@@ -270,27 +270,13 @@ class _Fold:
             return self._alive(task, machine)
         return self._again(task, "its machine is back without it")
 
-    def _lost(self, task: TaskRecord) -> TaskRecord:
-        return self._to(
-            task,
-            TaskPhase.LOST,
-            listed=False,
-            health=Health.UNKNOWN,
-            retry_at=0.0,
-            reason=_unusable(task),
-        )
-
     def _again(self, task: TaskRecord, reason: str) -> TaskRecord:
-        return self._to(
-            task,
-            TaskPhase.STARTING,
-            generation=self._next(),
-            listed=False,
-            health=Health.UNKNOWN,
-            state=None,
-            retry_at=0.0,
-            reason=reason,
-        )
+        task = replace(task, generation=self._next(), state=None)
+        return self._unlisted(task, TaskPhase.STARTING, reason)
+
+    def _unlisted(self, task: TaskRecord, phase: TaskPhase, reason: str) -> TaskRecord:
+        unseen = {"listed": False, "health": Health.UNKNOWN, "retry_at": 0.0}
+        return self._to(task, phase, reason=reason, **unseen)
 
     def _gone(
         self, task: TaskRecord, *, left_behind: bool = False, keep_version: bool = False
@@ -330,10 +316,11 @@ def _avoided(task: TaskRecord) -> str:
     return known.from_machine if known.cause in (Cause.REBALANCE, Cause.OWNER) else ""
 
 
-def _waits_here(task: TaskRecord, machine: SeenMachine) -> bool:
-    """Return whether a task was stopped to restart on its machine after maintenance."""
+def _parks_for(task: TaskRecord, machine: SeenMachine) -> UnavailabilityEvent | None:
+    """Return the maintenance after which a stopped task restarts on its machine; None: none."""
     known = task.operation
-    return known is not None and known.instead == STOP and machine.leaving and machine.returning
+    is_parked = known is not None and known.instead == STOP and machine.returning
+    return machine.departure if is_parked else None
 
 
 def _unusable(task: TaskRecord) -> str:

@@ -30,10 +30,9 @@ from control_plane.scheduler.core.new_tasks import (
     is_proven,
     serves,
 )
-from control_plane.scheduler.core.operations import Ledger, is_going
+from control_plane.scheduler.core.operations import ENDING, Ledger, is_going
 from control_plane.scheduler.core.task_versions import canaries, placed_as
 
-_ENDING = (TaskPhase.DRAINING, TaskPhase.STOPPING)
 _SELF = "scheduler"
 """The writer of a push that goes back by itself (`on_failure`)."""
 
@@ -134,8 +133,13 @@ def returned(record: JobRecord, spec: JobSpec, reason: str) -> JobRecord:
         returns_from=record.version,
         reason=reason,
     )
-    specs = record.specs | {version: spec}
-    return replace(record, spec=spec, version=version, specs=specs, tasks=tasks, rollout=rollout)
+    return replace(with_version(record, spec), tasks=tasks, rollout=rollout)
+
+
+def with_version(record: JobRecord, spec: JobSpec) -> JobRecord:
+    """Return the record with a specification as its new version."""
+    version = next_version(record)
+    return replace(record, spec=spec, version=version, specs=record.specs | {version: spec})
 
 
 def resumed(record: JobRecord) -> JobRecord:
@@ -262,12 +266,8 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -
     reason = f"version {record.version} failed on {count} task{('s' if count > 1 else '')},"
     reason += f" recently on {named}{why}"
     base = record.specs.get(rollout.base)
-    goes_back = (
-        record.spec.update.on_failure is OnFailure.ROLLBACK
-        and base is not None
-        and not same_tasks(base, record.spec)
-    )
-    if base is None or not goes_back:
+    halts = record.spec.update.on_failure is not OnFailure.ROLLBACK
+    if base is None or halts or same_tasks(base, record.spec):
         ledger.add_rollout_event(f"halted: {reason}", OperationState.FAILED)
         return replace(record, rollout=replace(rollout, halted=True, reason=reason))
     ledger.add_rollout_event(
@@ -310,4 +310,4 @@ def _is_on_its_way(task: TaskRecord) -> bool:
         return False
     if operation.state is not OperationState.RUNNING:
         return False
-    return task.phase in _ENDING or (task.phase is TaskPhase.PENDING and not task.reason)
+    return task.phase in ENDING or (task.phase is TaskPhase.PENDING and not task.reason)

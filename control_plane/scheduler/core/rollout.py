@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from agent.api import Health, TaskState
-from control_plane.agents.core.seen import View
+from control_plane.agents.core.seen import SeenMachine, View
 from control_plane.api.jobs import (
     JobPhase,
     JobRecord,
@@ -30,7 +30,8 @@ from control_plane.job_control.core.intents import (
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, waits_for
 from control_plane.scheduler.core.job_check import same_tasks
-from control_plane.scheduler.core.operations import is_going, waits
+from control_plane.scheduler.core.new_tasks import TROUBLE
+from control_plane.scheduler.core.operations import ENDING, is_going, waits
 from control_plane.scheduler.core.owner_moves import without_place
 from control_plane.scheduler.core.task_versions import is_passed_over, placed_as
 
@@ -52,37 +53,30 @@ def wanted_tasks(record: JobRecord) -> int:
     return 0 if record.stopping else record.spec.tasks
 
 
+def host_of(task: TaskRecord, view: View) -> SeenMachine | None:
+    """Return the observed machine of a task, if it has one and that is known."""
+    return view.get(task.placement.machine) if task.placement is not None else None
+
+
 def must_move(task: TaskRecord, view: View) -> bool:
     """Return whether a task has to leave its machine, as far as the budget allows."""
-    machine = view.get(task.placement.machine) if task.placement is not None else None
+    machine = host_of(task, view)
     return machine is not None and machine.leaving
 
 
 def is_overdue(task: TaskRecord, view: View) -> bool:
     """Return whether a task has to leave its machine now, regardless of the budget."""
-    machine = view.get(task.placement.machine) if task.placement is not None else None
+    machine = host_of(task, view)
     return machine is not None and machine.overdue
 
 
 def take_down(task: TaskRecord, generation: int, now: Moment) -> TaskRecord:
     """Return the task in its stop: unlisted and drained first if clients may use it."""
     if task.listed:
-        return replace(
-            task,
-            phase=TaskPhase.DRAINING,
-            listed=False,
-            since=now.wall,
-            begun=now.steady,
-            retry_at=0.0,
-        )
-    return replace(
-        task,
-        phase=TaskPhase.STOPPING,
-        generation=generation,
-        since=now.wall,
-        begun=now.steady,
-        retry_at=0.0,
-    )
+        task = replace(task, phase=TaskPhase.DRAINING, listed=False)
+    else:
+        task = replace(task, phase=TaskPhase.STOPPING, generation=generation)
+    return replace(task, since=now.wall, begun=now.steady, retry_at=0.0)
 
 
 def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
@@ -224,14 +218,9 @@ def _should_leave(task: TaskRecord) -> bool:
 def is_moving(task: TaskRecord) -> bool:
     """Return whether a task is starting, stopping or waiting, without a known obstacle."""
     if task.phase is TaskPhase.STARTING:
-        stuck = task.health is Health.UNHEALTHY or task.state in (
-            TaskState.BACKOFF,
-            TaskState.FAILED,
-            TaskState.STOPPED,
-        )
+        stuck = task.health is Health.UNHEALTHY or task.state in TROUBLE
         return not stuck and not task.reason
-    going = (TaskPhase.DRAINING, TaskPhase.STOPPING)
-    return task.phase in going or (task.phase is TaskPhase.PENDING and not task.reason)
+    return task.phase in ENDING or (task.phase is TaskPhase.PENDING and not task.reason)
 
 
 def is_quiet(record: JobRecord) -> bool:

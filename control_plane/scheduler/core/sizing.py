@@ -17,6 +17,7 @@ from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import waits_for
 from control_plane.scheduler.core.decision import Decision, Seen
 from control_plane.scheduler.core.operations import (
+    ENDING,
     Ledger,
     approval,
     is_going,
@@ -71,7 +72,7 @@ def without(made: Decision, surplus: frozenset[int], now: Moment) -> JobRecord:
     asks = is_controlled(record)
     for task in record.tasks:
         if task.index in surplus:
-            is_down = task.phase in (TaskPhase.DRAINING, TaskPhase.STOPPING)
+            is_down = task.phase in ENDING
             is_lent = asks and was_let(task) and task.phase is not TaskPhase.LOST
             if is_lent and (is_down or (task.placement is None and not task.reason)):
                 tasks.append(task)  # it was released to return: its removal is offered then

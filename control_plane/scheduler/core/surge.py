@@ -7,6 +7,8 @@ removed, and a serving one is removed only within the budget.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from agent.api.volumes import VolumeKind
@@ -44,7 +46,8 @@ def surged(made: Decision, seen: Seen) -> JobRecord:
     most = 0 if record.stopping else record.spec.update.surge
     if not (most or extras):
         return record
-    waiting = sum(1 for task in base if _must_go(record, task, view))
+    leaving = [task for task in base if _must_go(record, task, view)]
+    waiting = len(leaving)
     going = sum(1 for task in base if _is_under_way(task))
     stale = [task for task in extras if is_outdated(task, record) or must_move(task, view)]
     kept = [task for task in extras if task not in stale]
@@ -57,15 +60,9 @@ def surged(made: Decision, seen: Seen) -> JobRecord:
     if seen.surge_left is not None:
         made.waits_for_surge = more > 0 and more > seen.surge_left - known
         more = min(more, seen.surge_left - known)
-    version = record.version
-    if not is_plain(record) and not any(
-        _must_go(record, t, view) and renews(t, record) for t in base
-    ):
-        version = stable_of(record) or record.version  # no task is updated to the newest
-    elif renew == 0 and not all(is_outdated(t, record) for t in base if _must_go(record, t, view)):
-        version = starts_as(record)  # some must leave, and the newest version is not proven yet
-    elif renew is not None:
-        more = min(more, renew)
+    version = _version_of_extras(record, leaving, renew)
+    if version is None:
+        version, more = record.version, more if renew is None else min(more, renew)
     if more <= 0:
         return record
     first = max([record.spec.tasks - 1, *(task.index for task in record.tasks)]) + 1
@@ -81,6 +78,20 @@ def surged(made: Decision, seen: Seen) -> JobRecord:
         for n in range(more)
     ]
     return replace(record, tasks=[*record.tasks, *added])
+
+
+def _version_of_extras(
+    record: JobRecord, leaving: Sequence[TaskRecord], renew: int | None
+) -> int | None:
+    """Return the version of extra tasks for others that leave; None: the newest, as it may spread.
+
+    `renew` is the number of tasks that may become the newest version now.
+    """
+    if not is_plain(record) and not any(renews(task, record) for task in leaving):
+        return stable_of(record) or record.version  # no task is updated to the newest
+    if renew == 0 and not all(is_outdated(task, record) for task in leaving):
+        return starts_as(record)  # some must leave, and the newest version is not proven yet
+    return None
 
 
 def stood_in(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from control_plane.agents.core.commands import Command, Start, Stop
 from control_plane.agents.core.seen import SeenMachine, View
-from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord, spec_of, task_id
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, spec_of, task_at, task_id
 from control_plane.scheduler.core.copies import staying
 
 _COMMANDED = (TaskPhase.STARTING, TaskPhase.STOPPING)
@@ -32,14 +32,10 @@ def command_about(record: JobRecord, index: int, machine: str, view: View) -> Co
     gone = task_id(record.name, index)
     if gone in record.leaving.get(machine, ()):
         return _about_leaving(record, gone, machine, view)
-    tasks, held = record.tasks, staying(record.leaving, view)
-    near = tasks[index : index + 1]  # its usual position, unless earlier tasks are missing
-    if not near or near[0].index != index:
-        near = [task for task in tasks if task.index == index]
-    for task in near:
-        if task.placement is not None and task.placement.machine == machine:
-            return _about(record, task, view, held)
-    return None
+    task = task_at(record, index)
+    if task is None or task.placement is None or task.placement.machine != machine:
+        return None
+    return _about(record, task, view, staying(record.leaving, view))
 
 
 def _about(
@@ -55,7 +51,8 @@ def _about(
     is_held = machine.held_by(spec_of(record, task).entitlement)
     if task.phase is TaskPhase.STARTING and machine.ready and is_held:
         if name not in held and (status is None or status.generation < task.generation):
-            return _start(record, task, task.placement)
+            place, version = task.placement, task.version
+            return Start(place.machine, name, task.index, version, task.generation, place)
     elif task.phase is TaskPhase.STOPPING and not _has_confirmed_stop(
         machine, name, task.generation
     ):
@@ -70,11 +67,6 @@ def _about_leaving(record: JobRecord, gone: str, name: str, view: View) -> Stop 
     if _has_confirmed_stop(machine, gone, machine.tasks[gone].generation):
         return None
     return Stop(name, gone, record.generation, urgent=True)
-
-
-def _start(record: JobRecord, task: TaskRecord, placement: Placement) -> Start:
-    name = task_id(record.name, task.index)
-    return Start(placement.machine, name, task.index, task.version, task.generation, placement)
 
 
 def _has_confirmed_stop(machine: SeenMachine, name: str, generation: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from agent.api import Life, Network, Probe, TaskSpec
 from agent.api.network import port_variable
@@ -17,6 +17,12 @@ _TEMPLATE = re.compile(r"\$?\$\{([^}$]*)\}")
 """`${name}`; `$${` stands for a literal `${`."""
 RESERVED_PREFIX = "TWINE_"
 """Environment variables that Twine sets."""
+_AS_WRITTEN = (
+    *("image", "entitlement", "limits", "restart", "stop_timeout_s", "disconnect", "resources"),
+    *("volumes", "credentials", "configuration", "relaxations", "ulimits", "umask", "oom"),
+    *("stdout", "root", "root_max_bytes", "identity"),
+)
+"""Fields of a task's specification that are as in its job's."""
 
 
 def unknown_templates(text: str, ports: list[str]) -> list[str]:
@@ -48,70 +54,31 @@ def task_spec(
     return TaskSpec(
         generation=generation,
         epoch=epoch,
-        image=spec.image,
         command=[_fill(argument, values) for argument in spec.command],
         environment=environment,
-        entitlement=spec.entitlement,
         job=spec.name,
-        limits=spec.limits,
-        restart=spec.restart,
         probe=_probe(spec.probe, placement, values),
         life=_life(spec, placement, values),
-        stop_timeout_s=spec.stop_timeout_s,
-        disconnect=spec.disconnect,
-        network=_network(spec, placement),
-        resources=spec.resources,
-        volumes=spec.volumes,
-        credentials=spec.credentials,
-        configuration=spec.configuration,
-        relaxations=spec.relaxations,
-        ulimits=spec.ulimits,
-        umask=spec.umask,
-        oom=spec.oom,
-        stdout=spec.stdout,
-        root=spec.root,
-        root_max_bytes=spec.root_max_bytes,
-        identity=spec.identity,
-    )
-
-
-def _network(spec: JobSpec, placement: Placement) -> Network:
-    r = spec.network
-    return Network(
-        mode=r.mode,
-        egress_mbps=r.egress_mbps,
-        allow_from=r.allow_from,
-        unix_sockets=r.unix_sockets,
-        dns=r.dns,
-        ports=placement.ports,
+        network=Network(**asdict(spec.network), ports=placement.ports),
+        **{name: getattr(spec, name) for name in _AS_WRITTEN},
     )
 
 
 def _probe(p: JobProbe | None, placement: Placement, values: Mapping[str, str]) -> Probe | None:
     if p is None:
         return None
-    return Probe(
-        kind=p.kind,
-        port=None if p.port is None else placement.ports[p.port],
-        path=p.path,
-        command=[_fill(argument, values) for argument in p.command],
-        interval_s=p.interval_s,
-        timeout_s=p.timeout_s,
-        successes=p.successes,
-        failures=p.failures,
-        start_period_s=p.start_period_s,
-    )
+    command = [_fill(argument, values) for argument in p.command]
+    return Probe(**asdict(p) | {"port": _port(p.port, placement), "command": command})
 
 
 def _notice(notice: JobNotice | None, placement: Placement) -> NoticeSettings | None:
     if notice is None:
         return None
-    return NoticeSettings(
-        port=None if notice.port is None else placement.ports[notice.port],
-        path=notice.path,
-        timeout_s=notice.timeout_s,
-        capacity_of=notice.capacity_of,
-    )
+    return NoticeSettings(**asdict(notice) | {"port": _port(notice.port, placement)})
+
+
+def _port(name: str | None, placement: Placement) -> int | None:
+    return None if name is None else placement.ports[name]
 
 
 def _life(spec: JobSpec, placement: Placement, values: Mapping[str, str]) -> Life:

@@ -6,7 +6,6 @@ from math import ceil
 
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import Cause, OperationKind
-from control_plane.api.updates import Rollout
 from control_plane.job_control.core.intents import is_plain, push_of, target_of
 from control_plane.scheduler.core.copies import waits_for
 from control_plane.scheduler.core.new_tasks import has_no_room, is_new, is_of
@@ -39,7 +38,7 @@ def renews(task: TaskRecord, record: JobRecord) -> bool:
 def is_held_back(record: JobRecord) -> bool:
     """Return whether only some tasks may run the newest version yet."""
     rollout = record.rollout
-    return rollout is not None and is_of(rollout, record) and _is_narrow(rollout)
+    return rollout is not None and is_of(rollout, record) and (rollout.halted or not rollout.passed)
 
 
 def may_renew(record: JobRecord) -> int | None:
@@ -127,7 +126,3 @@ def cause_of_update(record: JobRecord, task: TaskRecord) -> Cause:
     if rollout.base in record.specs and not is_here(record, rollout.base):
         return Cause.TRANSFER
     return Cause.RELEASE if rollout.passed else Cause.CANARY
-
-
-def _is_narrow(rollout: Rollout) -> bool:
-    return rollout.halted or not rollout.passed

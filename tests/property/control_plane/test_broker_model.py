@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from inventory import assign
 
 from agent.api import Location
 from control_plane.api.machine_commands import MarkDown, MarkUp, QuarantineMachine
@@ -85,13 +86,10 @@ class BrokerModel(RuleBasedStateMachine):
     def takeable(self, name: str) -> bool:
         return self.owner[name] == FREE and name not in self.holds
 
-    @rule(name=MACHINE, entitlement=ENTITLEMENT, stale=st.booleans())
-    def assign(self, name: str, entitlement: str, stale: bool) -> None:
-        revision = self.revision(name) - stale
-        done = self.succeeds(
-            self.brokers.of(name).assign(name, entitlement, "p", revision=revision)
-        )
-        assert done == (self.takeable(name) and not stale)
+    @rule(name=MACHINE, entitlement=ENTITLEMENT)
+    def assign(self, name: str, entitlement: str) -> None:
+        done = self.succeeds(assign(self.brokers.of(name), name, entitlement, "p"))
+        assert done == self.takeable(name)
         if done:
             self.owner[name] = entitlement
 

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from inventory import assign
 from msgspec.structs import replace
 
 from agent.api import Location
@@ -96,9 +97,8 @@ class CensusModel(RuleBasedStateMachine):
 
     @rule(name=MACHINE)
     def assign(self, name: str) -> None:
-        revision = self.brokers.table.revision(name)
         if (home := self.brokers.table.home(name)) is not None:
-            self.attempt(home.assign(name, "front", "web", revision=revision))
+            self.attempt(assign(home, name, "front"))
 
     @rule(name=MACHINE)
     def release(self, name: str) -> None:

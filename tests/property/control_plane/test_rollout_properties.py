@@ -12,14 +12,14 @@ from control_plane.agents.core.commands import Start
 from control_plane.agents.core.seen import SeenMachine
 from control_plane.allocator.core.planner import plan
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.allocator.core.request import Allowance
+from control_plane.allocator.core.request import Allocation, Allowance
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, UpdatePolicy, task_id
 from control_plane.api.updates import Canary, OnFailure
 from control_plane.broker.core.capacity import Capacity, Place
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import begin_operations, decide, settle
 from control_plane.scheduler.core.decision import Found, Seen
-from control_plane.scheduler.core.job_request import Answer, answer_of, request_of
+from control_plane.scheduler.core.job_request import placed, request_of
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.reconcile import observe
 from control_plane.scheduler.core.rollout import Placed, summarize
@@ -114,7 +114,7 @@ class Model:
         assert self.index.reserve(made.change) == ()
         self.index.settle(made.change)
         claims = self.index.claims.get(record.name)
-        return answer_of(record, view, Answer(claims, made.unplaced, made.reasons))
+        return placed(record, view, Allocation(claims, made.unplaced, made.reasons))
 
     def obey(self) -> None:
         for command in commands(self.record, self.view()):

@@ -105,7 +105,7 @@ class Bench:
             region = Region(self.broker, self.observations, SchedulerSettings(**settings), RUNTIME)
             pool = AgentPool(lambda record: Agent(self, record.machine))
             self.dispatcher = Dispatcher(region, pool, find_image)
-            self.dispatcher.follow(lambda machine, task: self.wanted.get((machine, task)))
+            self.dispatcher.wanted = lambda machine, task: self.wanted.get((machine, task))
             loop = asyncio.create_task(self.dispatcher.run(lambda: 1))
             await RUNTIME.sleep(0)
             yield self

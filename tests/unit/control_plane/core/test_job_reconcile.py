@@ -24,6 +24,7 @@ from control_plane.api.jobs import (
     TaskRecord,
     UpdatePolicy,
 )
+from control_plane.api.machines import EventKind, UnavailabilityEvent
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
 from control_plane.api.stored_jobs import read_retired, retired_of
 from control_plane.api.updates import OnFailure, Rollout
@@ -256,7 +257,7 @@ def test_a_task_that_must_not_run_twice_moves_after_its_machine_refuses_it():
 def test_unexpected_tasks_are_our_own_tasks_that_belong_elsewhere():
     mine, local = a_status(0), a_status(1, epoch=0)
     tasks = {t.task_id: t for t in (mine, local, a_status(2))}
-    assert unknown_tasks("m1", tasks, {"web-2"}) == [Stop("m1", "web-0", 5)]
+    assert unknown_tasks(tasks, {"web-2"}) == ["web-0"]
 
 
 def chosen(record: JobRecord, view) -> tuple[int, ...]:
@@ -306,7 +307,8 @@ def test_a_task_that_must_leave_now_uses_up_the_budget():
     """Its deadline has passed and it leaves anyway, so no other task may leave with it."""
     tasks = [a_task(0), a_task(1, placement=Placement(machine="m2")), a_task(2)]
     record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=1))
-    late = m1(a_status(1), leaving=True, overdue=True)["m1"]
+    event = UnavailabilityEvent(event_id="e", kind=EventKind.MAINTENANCE, reason="fan", start=0.0)
+    late = m1(a_status(1), departure=event, overdue=True)["m1"]
     made = decide(record, Seen(m1(a_status(0), a_status(2)) | {"m2": late}, at(1.0)))
     assert (made.overdue, made.chosen) == ((1,), ())
 

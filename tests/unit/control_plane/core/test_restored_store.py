@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.api import Health, TaskState, TaskStatus
-from control_plane.agents.core.commands import Stop, unknown_tasks
+from control_plane.agents.core.commands import unknown_tasks
 from control_plane.agents.core.restored import differences, is_of_before
 from control_plane.agents.core.seen import SeenMachine
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord
@@ -65,12 +65,9 @@ def test_commands_of_an_earlier_term_are_old(epoch: int, restored: int, expected
 def test_a_task_unknown_to_a_restored_copy_is_not_unexpected_until_released() -> None:
     """A task that was started after the store was restored is unknown as usual, and stopped."""
     tasks = {s.task_id: s for s in (a_status("c-0"), a_status("d-0", epoch=RESTORED + 1))}
-    assert unknown_tasks("m1", tasks, set()) == [Stop("m1", "c-0", 5), Stop("m1", "d-0", 5)]
-    assert unknown_tasks("m1", tasks, set(), RESTORED) == [Stop("m1", "d-0", 5)]
-    assert unknown_tasks("m1", tasks, set(), RESTORED, {"c-0"}) == [
-        Stop("m1", "c-0", 5),
-        Stop("m1", "d-0", 5),
-    ]
+    assert unknown_tasks(tasks, set()) == ["c-0", "d-0"]
+    assert unknown_tasks(tasks, set(), RESTORED) == ["d-0"]
+    assert unknown_tasks(tasks, set(), RESTORED, {"c-0"}) == ["c-0", "d-0"]
 
 
 @pytest.mark.behaviour("F-88")

@@ -1,6 +1,9 @@
 """Tasks that must leave their machines: in which order, why, and how."""
 
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
 from agent.api import Health, Location, TaskState, TaskStatus
 from control_plane.agents.core.seen import SeenMachine
@@ -44,9 +47,14 @@ def machine(index: int, **fields) -> SeenMachine:
     return SeenMachine(**(values | fields))
 
 
-def leaving(index: int, deadline_s: float | None = None, **fields) -> SeenMachine:
+def leaving(
+    index: int,
+    deadline_s: float | None = None,
+    kind: EventKind = EventKind.MAINTENANCE,
+    **fields,
+) -> SeenMachine:
     deadline = None if deadline_s is None else NOW + deadline_s
-    return machine(index, leaving=True, leaving_reason="work", deadline=deadline, **fields)
+    return machine(index, departure=replace(an_event(kind), deadline=deadline), **fields)
 
 
 def a_view(**others: SeenMachine) -> dict[str, SeenMachine]:
@@ -164,13 +172,13 @@ def test_an_acknowledgement_lapses_when_a_deadline_forces_another_task(reported_
     ("fields", "waits"),
     [
         ({}, True),
-        ({"switching": True}, True),
-        ({"called_back": True}, False),
-        ({"capped": True}, False),
+        ({"kind": EventKind.PROFILE}, True),
+        ({"kind": EventKind.REVOKED}, False),
+        ({"kind": EventKind.POWER_CAP}, False),
         ({"overdue": True}, False),
     ],
 )
-def test_urgent_work_continues_while_many_machines_are_lost(fields: dict[str, bool], waits: bool):
+def test_urgent_work_continues_while_many_machines_are_lost(fields: dict[str, Any], waits: bool):
     """A revoked loan, a power cap and a deadline continue; a maintenance waits."""
     made = decided(a_view(m0=leaving(0, 60, **fields)), held_back={"m0": "much is lost in dc1"})
     assert (made.held == [0]) is waits
@@ -179,16 +187,16 @@ def test_urgent_work_continues_while_many_machines_are_lost(fields: dict[str, bo
 
 @pytest.mark.behaviour("BUG-AU4")
 @pytest.mark.parametrize(
-    ("fields", "cause"),
+    ("kind", "cause"),
     [
-        ({}, Cause.MAINTENANCE),
-        ({"called_back": True}, Cause.LOAN),
-        ({"switching": True}, Cause.PROFILE),
-        ({"capped": True}, Cause.POWER),
+        (EventKind.MAINTENANCE, Cause.MAINTENANCE),
+        (EventKind.REVOKED, Cause.LOAN),
+        (EventKind.PROFILE, Cause.PROFILE),
+        (EventKind.POWER_CAP, Cause.POWER),
     ],
 )
-def test_an_operation_names_what_the_machine_is_wanted_for(fields: dict[str, bool], cause: Cause):
-    made = decided(a_view(m0=leaving(0, 60, **fields)))
+def test_an_operation_names_what_the_machine_is_wanted_for(kind: EventKind, cause: Cause):
+    made = decided(a_view(m0=leaving(0, 60, kind)))
     operation = made.record.tasks[0].operation
     assert operation is not None
     assert (operation.cause, operation.kind) == (cause, OperationKind.MOVE)

@@ -22,6 +22,7 @@ from control_plane.api.maintenance import (
     Within,
     Work,
 )
+from control_plane.broker.core.unavailability import leaving
 from control_plane.ops_planner import planner, preview
 from control_plane.store.memory import MemoryStore
 from wire.errors import Busy, Conflict, InvalidInput, NotFound
@@ -156,6 +157,38 @@ async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
     assert (view.done, view.waves[0].left_out) == (5, 1)
 
 
+@pytest.mark.behaviour("BUG-CP140")
+@planned()
+async def test_a_machine_that_a_plan_left_out_is_drained_until_it_is_back_or_reported(w: World):
+    """The plan continues without two machines. One is back while it runs, the other later."""
+    await w.deployed(a_job(1, limits=LARGE, update=QUICK), quota=6)
+    request = a_request(
+        wave_size=2, within=Within.MSB, deadline_s=300.0, return_within_s=120.0, despite=True
+    )
+    plans = w.cp.maintenance
+    await plans.accept("kernel", request, "ann")
+    early, late = sorted(plans._waves_of(plans._plans.get("kernel"))[0].machines)
+    working = asyncio.create_task(Hands(w, "kernel", frozenset({early, late})).work())
+
+    async def is_paused() -> bool:
+        return await state(w, "kernel") is PlanState.PAUSED
+
+    def is_drained(name: str) -> bool:
+        return leaving(w.cp._broker.table.get(name), w.cp._runtime.date())
+
+    await w.until(is_paused, within_s=2000)
+    await plans.go_on("kernel", GoOn(without=True))
+    w.region.machines[early].power_on()
+    await w.until(lambda: not is_drained(early), within_s=300)
+    await w.until(lambda: plans.show("kernel").plan.ended, within_s=9000)
+    working.cancel()
+    w.region.machines[late].power_on()
+    await w.stable()
+    assert is_drained(late)
+    await plans.report("kernel", [late])
+    assert not is_drained(late)
+
+
 def test_a_plan_continues_after_a_restart():
     """Waves are stored before they are announced, and none is announced twice."""
     region, store, events = a_region(6), MemoryStore(strict=True), {}
@@ -248,7 +281,7 @@ async def test_two_plans_for_one_machine_are_both_kept_and_the_earlier_deadline_
     await asyncio.sleep(61)
     record = w.cp._broker.table.get(host)
     view = w.cp._observations.view({"front": "front"}, [record.machine], clock())
-    assert view[host].deadline == min(e.deadline for e in open_events)
+    assert view[host].departure.deadline == min(e.deadline for e in open_events)
     await w.until(lambda: not w.region.where()[host], within_s=600)
     await w.cp.maintenance.cancel("switch")
     (left,) = [e for e in w.cp._broker.table.get(host).unavailability if e.end is None]

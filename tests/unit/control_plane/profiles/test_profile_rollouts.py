@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from inventory import assign
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
@@ -256,7 +257,7 @@ async def test_a_reboot_owed_to_one_entitlement_is_not_awaited_by_the_next(w: Wo
     await broker.carry_out(
         name, ExpectReboot(reason="for the old profile", deadline=w.runtime.date() + 60)
     )
-    await broker.of(name).assign(name, "front", "web", revision=broker.table.revision(name))
+    await assign(broker.of(name), name, "front", "web")
     assert open_event(broker.table.get(name), EventKind.PLANNED) is None
 
 

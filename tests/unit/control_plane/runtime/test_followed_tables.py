@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from inventory import assign
 from msgspec.structs import replace
 
 from agent.api import Location
@@ -168,8 +169,7 @@ async def test_a_machine_that_another_process_moves_is_never_gone() -> None:
             await caught_up(store, following)
             assert here.table.get("m1").location.datacenter == "dc2"
             assert changes == [("m1", "dc1"), ("m1", "dc2")]
-            revision = here.table.revision("m1")
-            await here.of("m1").assign("m1", "web", "p", revision=revision)
+            await assign(here.of("m1"), "m1", "web", "p")
             assert here.count("web") == 1
 
 

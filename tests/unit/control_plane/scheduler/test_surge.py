@@ -13,12 +13,15 @@ from control_plane.api.jobs import (
     TaskPhase,
     TaskRecord,
 )
+from control_plane.api.machines import EventKind, UnavailabilityEvent
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
 from control_plane.api.updates import UpdatePolicy
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Seen
 from control_plane.task_control.core.talk import ControllerAnswer
+
+DRAINED = UnavailabilityEvent(event_id="e", kind=EventKind.MAINTENANCE, reason="fan", start=0.0)
 
 
 def serving(index: int, *, extra: bool = False) -> TaskRecord:
@@ -125,7 +128,7 @@ def test_an_acknowledged_removal_of_an_extra_task_waits_for_the_budget(
 @pytest.mark.behaviour("BUG-CP33")
 def test_an_extra_task_on_a_machine_that_must_be_empty_now_is_removed_at_any_budget():
     """A deadline overrides the budget, and no second extra task is started."""
-    view = region(0, 1, leaving=True, overdue=True)
+    view = region(0, 1, departure=DRAINED, overdue=True)
     made = decide(controlled(0, 1), Seen(view, Moment(100.0, 100.0)))
     assert made.record.tasks[-1].phase is TaskPhase.DRAINING
 
@@ -136,7 +139,7 @@ def test_an_extra_task_is_not_removed_in_the_round_that_stops_overdue_tasks(over
     """Their machine was cut off past its deadline, and reports again."""
     view = region()
     for n in overdue:
-        view[f"m{n}"] = replace(view[f"m{n}"], leaving=True, overdue=True)
+        view[f"m{n}"] = replace(view[f"m{n}"], departure=DRAINED, overdue=True)
     record = controlled(controller=False)
     made = decide(record, Seen(view, Moment(100.0, 100.0)))
     phases = {task.index: task.phase for task in made.record.tasks}

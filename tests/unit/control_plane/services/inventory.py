@@ -6,7 +6,9 @@ from typing import Any
 from agent.api import Location, MachineFacts
 from agent.api.joining import JoinRequest
 from control_plane.api.machines import MachineRecord
+from control_plane.broker.broker import Broker
 from control_plane.broker.brokers import Brokers
+from control_plane.broker.holds import Take
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Store
 
@@ -76,3 +78,10 @@ async def loaded(
     brokers = Brokers(store, Runtime(lambda: now, boot=lambda: now), stores)
     await brokers.load()
     return brokers
+
+
+async def assign(broker: Broker, machine: str, entitlement: str, profile: str = "web") -> None:
+    """Give a free machine to an entitlement as the allocator does: hold it, then commit."""
+    transaction = f"{machine}:{entitlement}"
+    await broker.holds.prepare(transaction, {machine: Take(entitlement, profile)})
+    await broker.holds.commit(transaction)

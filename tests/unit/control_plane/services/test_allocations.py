@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from allocating import SITES, TASK, WHOLE, Region, a_request, settle_all
+from inventory import assign
 from msgspec.structs import replace as changed
 
 from control_plane.allocator.core.request import Back, Group, Request
@@ -381,8 +382,7 @@ async def take_down(p, name: str) -> None:
 
 
 async def is_taken(p, name: str) -> None:
-    revision = p.brokers.table.revision(name)
-    await p.brokers.of(name).assign(name, "others", "web", revision=revision)
+    await assign(p.brokers.of(name), name, "others", "web")
 
 
 async def is_promised(p, name: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from inventory import a_join, a_machine, a_region_of, loaded
+from inventory import a_join, a_machine, a_region_of, assign, loaded
 
 from control_plane.api.inventory import MachineScope
 from control_plane.api.machine_commands import MarkDown, MarkUp
@@ -85,8 +85,7 @@ async def test_machines_are_found_by_every_level_of_the_topology() -> None:
         )
         assert await brokers.scan(MachineScope(datacenter="dc0", rack="dc1-msb0-row0-rack0")) == []
         assert await brokers.scan(MachineScope(datacenter="elsewhere")) == []
-        revision = brokers.table.revision("m00001")
-        await brokers.of("m00001").assign("m00001", "front", "web", revision=revision)
+        await assign(brokers.of("m00001"), "m00001", "front", "web")
         assert [m.machine for m in await brokers.scan(MachineScope(entitlement="front"))] == [
             "m00001"
         ]
@@ -104,8 +103,7 @@ async def test_all_brokers_form_one_free_pool() -> None:
         await brokers.add({f"m{i}": a_machine(f"m{i}", f"dc{i % 3}") for i in range(6)})
         assert [r.machine for r in brokers.held(FREE)] == [f"m{i}" for i in range(6)]
         for name in ("m1", "m2"):
-            revision = brokers.table.revision(name)
-            await brokers.of(name).assign(name, "front", "web", revision=revision)
+            await assign(brokers.of(name), name, "front", "web")
         assert [r.machine for r in brokers.held("front")] == ["m1", "m2"]
         assert (brokers.count(FREE), brokers.count("front")) == (4, 2)
         for name in ("m1", "m2"):
@@ -123,8 +121,7 @@ async def test_a_free_machine_moves_to_another_data_center_and_no_other() -> Non
         assert moved.location.datacenter == "dc2"
         assert brokers.of("m1").datacenter == "dc2"
         assert all(before is not None and after is not None for _, before, after in seen)
-        revision = brokers.table.revision("m1")
-        await brokers.of("m1").assign("m1", "front", "web", revision=revision)
+        await assign(brokers.of("m1"), "m1", "front", "web")
         with pytest.raises(Conflict, match=r"cannot move machine 'm1' from dc2 to dc1: it is in"):
             await brokers.join(a_join("m1", "dc1"))
         assert brokers.of("m1").datacenter == "dc2"
@@ -170,19 +167,20 @@ async def test_subscribers_get_every_change_after_the_list(store: Store) -> None
         await broker.put_many({f"m{i}": a_machine(f"m{i}") for i in range(3)})
         revision = broker.table.latest
         await broker.carry_out({"m1": MarkDown(reason="test")})
-        await broker.assign("m0", "front", "web", revision=broker.table.revision("m0"))
+        await assign(broker, "m0", "front", "web")
         changes = []
-        async for change in broker.watch(revision):
+        async for change in broker.table.watch(revision):
             changes.append(change)
-            if len(changes) == 2:
+            if len(changes) == 3:
                 break
-        assert [change.name for change in changes] == ["m1", "m0"]
-        assert changes[1].record is broker.table.get("m0")  # the same object, decoded once
-        waiting = asyncio.create_task(anext(aiter(broker.watch(changes[1].revision))))
+        # the machine is assigned in two steps: it is held first
+        assert [name for name, _, _ in changes] == ["m1", "m0", "m0"]
+        assert changes[2][1] is broker.table.get("m0")  # the same object, decoded once
+        waiting = asyncio.create_task(anext(aiter(broker.table.watch(changes[2][2]))))
         await asyncio.sleep(0)
         assert not waiting.done()
         await broker.carry_out({"m1": MarkUp()})
-        assert (await waiting).name == "m1"
+        assert (await waiting)[0] == "m1"
 
 
 @pytest.mark.behaviour("RB4", "AL2", "F-62")
@@ -196,12 +194,12 @@ async def test_a_subscriber_too_far_behind_must_list_again() -> None:
         await broker.carry_out({"m1": MarkDown(reason="test")})
         broker.table._history.clear()
         with pytest.raises(Compacted):
-            await anext(aiter(broker.watch(revision)))
+            await anext(aiter(broker.table.watch(revision)))
     async with store:  # another life of the broker; its earlier counts are void
         again = Broker(store, Runtime(lambda: 1.0), "dc1")
         await again.load()
         with pytest.raises(Compacted):
-            await anext(aiter(again.watch(revision)))
+            await anext(aiter(again.table.watch(revision)))
 
 
 @pytest.mark.behaviour("RB12", "AL11")
@@ -221,8 +219,7 @@ async def test_two_allocators_never_get_the_same_machine(store: Store) -> None:
                 try:
                     if number % 2:
                         name = names[0]
-                        revision = brokers.table.revision(name)
-                        await brokers.of(name).assign(name, f"e{number}", "web", revision=revision)
+                        await assign(brokers.of(name), name, f"e{number}", "web")
                         got.append(name)
                     else:
                         transaction = f"t{number}-{attempt}"
@@ -256,11 +253,12 @@ async def test_two_processes_on_one_store_never_assign_one_machine_twice() -> No
             got = []
             for name in broker.table:
                 try:
-                    revision = broker.table.revision(name)
-                    await broker.assign(name, entitlement, "web", revision=revision)
+                    await assign(broker, name, entitlement, "web")
                     got.append(name)
                 except Conflict:  # it has now read the other process's write
-                    assert broker.table.get(name).entitlement not in (FREE, entitlement)
+                    record = broker.table.get(name)
+                    holder = record.hold.entitlement if record.hold is not None else FREE
+                    assert (record.entitlement or holder) not in (FREE, entitlement)
                 await asyncio.sleep(0)
             return got
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from fake_agents import Region
+from inventory import assign
 from msgspec.structs import replace
 from virtual_time import clock, run
 from world import World, a_job, a_region
@@ -597,8 +598,7 @@ async def test_the_end_of_a_quarantine_is_noticed(w: World):
     await w.until(w.all_answer)
     broker = w.cp._broker
     for name in ("m1", "m2", "m3"):
-        revision = broker.table.revision(name)
-        await broker.of(name).assign(name, "front", "front", revision=revision)
+        await assign(broker.of(name), name, "front", "front")
         await broker.carry_out(name, QuarantineMachine(reason="it is broken", until=clock() + 300))
     await w.cp.apply_job(job("a", 3))
     await asyncio.sleep(120)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
-from inventory import a_machine, loaded
+from inventory import a_machine, assign, loaded
 
 from agent.api import ProfileState
 from control_plane.api.machine_commands import MarkDown, RaiseGeneration
@@ -89,7 +89,7 @@ async def test_every_blocking_machine_is_named_and_none_is_held() -> None:
     async with MemoryStore() as store:
         brokers = await four_machines(store)
         await brokers.add({"m5": a_machine("m5"), "m6": a_machine("m6")})
-        await brokers.of("m1").assign("m1", "other", "web", revision=brokers.table.revision("m1"))
+        await assign(brokers.of("m1"), "m1", "other", "web")
         await brokers.carry_out("m2", MarkDown(reason="test"))
         await brokers.prepare("t0", {"m3": Take("other", "web")})
         event = UnavailabilityEvent(
@@ -119,8 +119,8 @@ async def test_a_held_machine_is_neither_assigned_nor_released_nor_removed() -> 
         brokers = await four_machines(store)
         await brokers.prepare("t1", TAKES)
         revision = brokers.table.revision("m1")
-        with pytest.raises(Conflict, match="it is held by transaction 't1'"):
-            await brokers.of("m1").assign("m1", "other", "web", revision=revision)
+        with pytest.raises(Conflict, match="m1 is held by transaction 't1'"):
+            await assign(brokers.of("m1"), "m1", "other", "web")
         with pytest.raises(Conflict, match="it is held by transaction 't1'"):
             await brokers.release("m1", revision=revision)
         with pytest.raises(Conflict, match="it is held by transaction 't1'"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faulty_store import MADE, REFUSED, UNANSWERED, FaultyStore, Outcome
-from inventory import a_machine, loaded
+from inventory import a_machine, assign, loaded
 
 from agent.api import Location
 from control_plane.api.inventory import InventoryMachine
@@ -242,8 +242,7 @@ async def test_a_machine_taken_before_the_decision_blocks_the_list(engines) -> N
         brokers = await loaded(main)
 
         async def taking() -> None:
-            revision = brokers.table.revision("moves")
-            await brokers.of("moves").assign("moves", "online", "web", revision=revision)
+            await assign(brokers.of("moves"), "moves", "online", "web")
 
         main.first = taking
         with pytest.raises(Conflict, match="moves is in entitlement 'online'"):
@@ -266,8 +265,7 @@ async def test_a_machine_that_is_taken_after_the_decision_stays_in_its_place(eng
     await set_up(stores)
     async with started(stores, outcome) as brokers:
         assert (await brokers.import_machines(the_list())).pending
-        revision = brokers.table.revision("moves")
-        await brokers.of("moves").assign("moves", "online", "web", revision=revision)
+        await assign(brokers.of("moves"), "moves", "online", "web")
         fails = False
         with pytest.raises(Conflict, match="moves is in entitlement 'online'"):
             await brokers.import_machines(the_list())

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from inventory import a_join, a_machine, loaded
+from inventory import a_join, a_machine, assign, loaded
 from virtual_time import RUNTIME, run
 
 from control_plane.api.inventory import MachineScope
@@ -48,9 +48,8 @@ async def four(store: MemoryStore, time: Time | None = None) -> tuple[Brokers, O
     return brokers, outages, loans
 
 
-async def assign(brokers: Brokers, name: str, entitlement: str) -> None:
-    revision = brokers.table.revision(name)
-    await brokers.of(name).assign(name, entitlement, entitlement, revision=revision)
+async def give(brokers: Brokers, name: str, entitlement: str) -> None:
+    await assign(brokers.of(name), name, entitlement, entitlement)
 
 
 @pytest.mark.behaviour("EL1", "EL3", "EL4", "RB8", "EL2")
@@ -58,7 +57,7 @@ async def test_a_whole_machine_is_lent_and_comes_back_to_its_donor() -> None:
     time = Time()
     async with MemoryStore() as store:
         brokers, _, loans = await four(store, time)
-        await assign(brokers, "m0", "online")
+        await give(brokers, "m0", "online")
         record = await loans.lend("m0", "batch", "offline", donor="online", empty=True)
         assert (record.entitlement, record.profile_wanted) == ("batch", "offline")
         assert record.assignment_generation == 2
@@ -107,7 +106,7 @@ async def test_after_its_deadline_a_loan_ends_by_force() -> None:
 async def test_a_machine_that_cannot_be_lent_is_refused_with_the_reason() -> None:
     async with MemoryStore() as store:
         brokers, outages, loans = await four(store)
-        await assign(brokers, "m0", "online")
+        await give(brokers, "m0", "online")
         cases = {
             "is in the free pool, not in entitlement 'online'": ("m1", "batch", "online", True),
             "is in entitlement 'online', not in the free pool": ("m0", "batch", "", True),
@@ -152,7 +151,7 @@ def test_revoked_machines_go_back_by_themselves() -> None:
             loans = Loans(brokers, RUNTIME)
             await brokers.load()
             await brokers.add({n: a_machine(n) for n in ("m1", "m2", "m3")})
-            await assign(brokers, "m1", "online")
+            await give(brokers, "m1", "online")
             for name, donor in (("m1", "online"), ("m2", ""), ("m3", "")):
                 await loans.lend(name, "batch", "offline", donor=donor, empty=True)
             busy = {"m1", "m2"}
@@ -213,7 +212,7 @@ async def test_a_cluster_is_decommissioned_as_one_event_and_then_gone() -> None:
         brokers, outages, _ = await four(store)
         names = await outages.machines([], MachineScope(cluster="c1"))
         assert names == ["m2", "m3"]
-        await assign(brokers, "m2", "front")
+        await give(brokers, "m2", "front")
         with pytest.raises(Conflict, match="is not being decommissioned"):
             await brokers.remove("m3")
         await outages.plan_unavailability(names, EventKind.DECOMMISSION, "site closes")

@@ -63,7 +63,7 @@ async def test_a_value_changed_since_it_was_read_is_kept() -> None:
         await broker.carry_out({n: MarkDown(reason="x") for n in read}, read)
         assert [brokers.table.get(n).state for n in read] == [MachineState.UP, MachineState.DOWN]
         revision = broker.table.revision("m1")
-        after = await brokers.carry_out("m1", MarkDown(reason="x"), revision=revision)
+        (after,) = await broker.carry_out({"m1": MarkDown(reason="x")}, {"m1": revision})
         assert after.state is MachineState.DOWN
 
 
@@ -78,11 +78,11 @@ async def test_only_brokers_of_a_transaction_learn_of_its_end(
         for datacenter, broker in brokers.by_datacenter.items():
             for verb in ("commit", "abort"):
 
-                async def noted(transaction: str, verb=verb, at=datacenter, of=broker):  # type: ignore[no-untyped-def]
+                async def noted(transaction: str, verb=verb, at=datacenter, of=broker.holds):  # type: ignore[no-untyped-def]
                     sent.append(f"{verb} {at}")
                     return await getattr(type(of), verb)(of, transaction)
 
-                monkeypatch.setattr(broker, verb, noted)
+                monkeypatch.setattr(broker.holds, verb, noted)
         await brokers.prepare("t1", {"m1": TAKES["m1"]})
         await brokers.commit("t1")
         await brokers.prepare("t2", {"m3": TAKES["m3"]})

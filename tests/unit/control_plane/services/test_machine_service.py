@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from inventory import a_join, a_machine, a_region_of
+from inventory import a_join, a_machine, a_region_of, assign
 
 from control_plane.api.inventory import Drain, Lend, MachineScope, Revoke, Undrain
 from control_plane.api.machine_commands import MarkDown, MarkUp
@@ -153,8 +153,7 @@ async def test_an_import_with_errors_changes_nothing() -> None:
             await world.service.import_inventory(a_list("m1", "m1", "M"), "csv")
         assert len(caught.value.errors) == 2
         await world.service.import_inventory(a_list("m1", "m2"), "csv", simulated=True)
-        revision = world.brokers.table.revision("m1")
-        await world.brokers.of("m1").assign("m1", "online", "web", revision=revision)
+        await assign(world.brokers.of("m1"), "m1", "online", "web")
         with pytest.raises(Conflict, match="m1 is in entitlement 'online': its place"):
             await world.service.import_inventory(a_list("m1", "m2", "m3", rack="r2"), "csv")
         assert "m3" not in list(world.brokers.table)

@@ -171,7 +171,7 @@ def test_a_move_that_an_unpinning_overtakes_is_refused_at_its_write(
             await deploy(w, "pay", "west")
             await w.cp.shards.move("pay", 0)
             await asyncio.sleep(5.0)  # its new shard has sent its first requests
-            asking = w.cp.shards.all[0].scheduler.asking
+            asking = w.cp.shards.all[0].scheduler.requests.asking
             asking.add("job-pay")
             moving = asyncio.create_task(w.cp.shards.move("pay", 1))
             await w.until(lambda: w.cp.ownership.moving)

@@ -173,13 +173,13 @@ def test_unfinished_work_keeps_an_entitlement_in_its_shard() -> None:
     async def main() -> None:
         async with three() as w:
             source = w.cp.shards.all[1]
-            source.scheduler.asking.add("job-e1")
+            source.scheduler.requests.asking.add("job-e1")
             moving = asyncio.create_task(w.cp.shards.move("e1", 0))
             await w.until(lambda: w.cp.ownership.moving)
             assert owners(w, "e1") == [], "no shard begins anything meanwhile"
             with pytest.raises(Busy, match="nothing was changed"):
                 await moving
-            source.scheduler.asking.clear()
+            source.scheduler.requests.asking.clear()
             assert owners(w, "e1") == [1]
             await w.cp.apply_job(a_job(3, name="job-e1", entitlement="e1"))
             await w.until(lambda: claims(w, "job-e1") == {1: 3})
@@ -272,7 +272,7 @@ def test_no_job_moves_from_or_to_an_entitlement_in_transfer(moved: str) -> None:
         async with three() as w:
             await w.cp.shards.move("e1", 0)
             await asyncio.sleep(5.0)  # its new shard has sent its first requests
-            asking = w.cp.shards.all[0].scheduler.asking
+            asking = w.cp.shards.all[0].scheduler.requests.asking
             asking.add(f"job-{moved}")
             moving = asyncio.create_task(w.cp.shards.move(moved, 2))
             await w.until(lambda: w.cp.ownership.moving)
