@@ -13,15 +13,8 @@ import msgspec
 
 from agent.api import DisconnectPolicy
 from control_plane.api.intents import StoredIntent
-from control_plane.api.jobs import (
-    JobRecord,
-    JobSpec,
-    Placement,
-    TaskPhase,
-    TaskRecord,
-    task_changes,
-    task_id,
-)
+from control_plane.api.job_changes import task_changes
+from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord, task_id
 from control_plane.api.operations import Operation
 from control_plane.api.updates import Rollout
 
