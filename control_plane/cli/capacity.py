@@ -10,8 +10,7 @@ import click
 from control_plane.api.capacity_report import Amount, CapacityReport, Line, PowerBudget
 from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport, LoanView
 from control_plane.cli import show
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, shows_answer
 from wire.units import about_size
 
 _FREED_SHOWN = 20
@@ -29,8 +28,7 @@ def capacity() -> None:
     type=click.Choice(["unit", "entitlement", "type", "datacenter", "msb", "power"]),
     help="One table; without it, a summary of the region.",
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def capacity_report(target: Target, by: str | None, output: str) -> None:
     """Show the capacity of the region, of its entitlements, or of its parts."""
     found: CapacityReport = target.ask(lambda client: client.get_capacity())
@@ -39,8 +37,7 @@ def capacity_report(target: Target, by: str | None, output: str) -> None:
 
 @capacity.command("elastic")
 @click.option("--loans", "one_by_one", is_flag=True, help="Show each machine on loan.")
-@output_option
-@click.pass_obj
+@shows_answer
 def capacity_elastic(target: Target, *, one_by_one: bool, output: str) -> None:
     """Show loans and borrowers, entitlements that wait, and how promises were kept."""
     found: ElasticReport = target.ask(lambda client: client.get_elastic())
@@ -48,8 +45,7 @@ def capacity_elastic(target: Target, *, one_by_one: bool, output: str) -> None:
 
 
 @capacity.command("buffers")
-@output_option
-@click.pass_obj
+@shows_answer
 def capacity_buffers(target: Target, output: str) -> None:
     """Show the spare machines that the region needs, and that owners would need separately."""
     found: Buffers = target.ask(lambda client: client.get_buffers())
@@ -65,8 +61,7 @@ def capacity_buffers(target: Target, output: str) -> None:
 
 @capacity.command("signal")
 @click.argument("entitlement")
-@output_option
-@click.pass_obj
+@shows_answer
 def capacity_signal(target: Target, entitlement: str, output: str) -> None:
     """Show the capacity of a borrower against its request: full, short or absent."""
     found: CapacitySignal = target.ask(lambda client: client.get_signal(entitlement))
@@ -102,7 +97,7 @@ def _print_elastic(found: ElasticReport, *, one_by_one: bool) -> None:
         show.table(("machine", "donor", "borrower", "promise", "tasks", "state"), loans)
         return
     if found.holding:
-        click.echo(show.printable(f"lending is off: {found.holding}"))
+        show.lines(f"lending is off: {found.holding}")
     click.echo(
         f"mode {found.mode}: {len(found.loans)} machines on loan, {found.free} free,"
         f" {found.kept} of them kept, the last matching found {found.proposed}"

@@ -25,8 +25,7 @@ from control_plane.api.entitlement_rules import entitlement_relations
 from control_plane.cli import show
 from control_plane.cli.jobfile import read_document
 from control_plane.cli.people import principal_of
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, shows_answer
 from wire.routes import invalid
 from wire.violations import violations
 from wire.written import plain
@@ -136,8 +135,7 @@ def _spec_options(command: F) -> F:
 @click.argument("name")
 @_spec_options
 @_DRY
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_create(
     target: Target, /, name: str, output: str, *, dry_run: bool, **given: Any
 ) -> None:
@@ -149,8 +147,7 @@ def entitlement_create(
 @click.argument("name")
 @_spec_options
 @_DRY
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_update(
     target: Target, /, name: str, output: str, *, dry_run: bool, **given: Any
 ) -> None:
@@ -162,8 +159,7 @@ def entitlement_update(
 @click.argument("name")
 @click.option("--delete", is_flag=True, help="Request its removal.")
 @_spec_options
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_request(target: Target, /, name: str, output: str, **given: Any) -> None:
     """Like update or create, but another user grants it, or it is granted later."""
     if given.pop("delete"):
@@ -178,16 +174,14 @@ def entitlement_request(target: Target, /, name: str, output: str, **given: Any)
 @entitlement.command("delete")
 @click.argument("name")
 @click.option("--reason", default="", help="Kept with the request.")
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_delete(target: Target, name: str, reason: str, output: str) -> None:
     """Remove an entitlement that has no jobs."""
     _ask(target, name, EntitlementChange(spec=None, reason=reason), output)
 
 
 @entitlement.command("list")
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_list(target: Target, output: str) -> None:
     """Show all entitlements and the machines that they hold."""
     found: Entitlements = target.ask(lambda client: client.list_entitlements())
@@ -212,8 +206,7 @@ def entitlement_list(target: Target, output: str) -> None:
 
 @entitlement.command("show")
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_show(target: Target, name: str, output: str) -> None:
     """Show one entitlement: its quota, its machines, its jobs, and requests for it."""
     found: EntitlementView = target.ask(lambda client: client.get_entitlement(name))
@@ -242,8 +235,7 @@ def entitlement_show(target: Target, name: str, output: str) -> None:
 
 @entitlement.command("requests")
 @click.option("--all", "decided", is_flag=True, help="Also decided ones.")
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_requests(target: Target, decided: bool, output: str) -> None:
     """Show the requests that wait for a decision."""
     found: EntitlementRequests = target.ask(lambda client: client.list_requests(decided=decided))
@@ -267,8 +259,7 @@ def entitlement_requests(target: Target, decided: bool, output: str) -> None:
 @entitlement.command("approve")
 @click.argument("request")
 @click.option("--note", default="", help="Kept with the request.")
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_approve(target: Target, request: str, note: str, output: str) -> None:
     """Grant a REQUEST; it takes effect now."""
     _say(target.ask(lambda client: client.approve_request(request, note)), output)
@@ -277,8 +268,7 @@ def entitlement_approve(target: Target, request: str, note: str, output: str) ->
 @entitlement.command("deny")
 @click.argument("request")
 @click.option("--note", default="", help="Shown to the requester.")
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_deny(target: Target, request: str, note: str, output: str) -> None:
     """Refuse a REQUEST."""
     _say(target.ask(lambda client: client.deny_request(request, note)), output)
@@ -287,8 +277,7 @@ def entitlement_deny(target: Target, request: str, note: str, output: str) -> No
 @entitlement.command("withdraw")
 @click.argument("request")
 @click.option("--note", default="", help="Kept with the request.")
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_withdraw(target: Target, request: str, note: str, output: str) -> None:
     """Withdraw your own REQUEST."""
     _say(target.ask(lambda client: client.withdraw_request(request, note)), output)
@@ -303,7 +292,7 @@ def _ask(target: Target, name: str, change: EntitlementChange, output: str) -> N
 def _say(made: EntitlementRequest, output: str, dry_run: bool = False) -> None:
     def say() -> None:
         what = "dry run, nothing was changed; result: " if dry_run else ""
-        click.echo(show.printable(what + _in_words(made)))
+        show.lines(what + _in_words(made))
         for warning in made.warnings:
             click.echo(show.printable(f"warning: {warning}"), err=True)
 

@@ -12,8 +12,7 @@ import click
 from agent.api import Exit, exit_text
 from control_plane.api.operations import REASON_MAX, JobEvent, JobEvents, MoveRequest, TaskStory
 from control_plane.cli import show
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, shows_answer
 from wire.errors import InvalidInput
 from wire.options import a_name, also
 
@@ -28,8 +27,7 @@ _TASK = re.compile(r"(.+)-([0-9]{1,6})")
 @click.argument("name")
 @click.option("--after", type=click.IntRange(0), default=0, help="Only events after this number.")
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True)
-@output_option
-@click.pass_obj
+@shows_answer
 def events(target: Target, name: str, after: int, limit: int, output: str) -> None:
     """Show the operations on the tasks of job NAME, oldest first; also after the job is gone."""
     found: JobEvents = target.ask(lambda client: client.job_events(name, after, limit))
@@ -50,8 +48,7 @@ def task() -> None:
 @also(task, "story")
 @task.command("events")
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def task_events(target: Target, name: str, output: str) -> None:
     """Show past and present operations on task NAME (as `web-3`)."""
     job, index = task_named(name)
@@ -62,8 +59,7 @@ def task_events(target: Target, name: str, output: str) -> None:
     found = target.ask(work)
 
     def lines() -> None:
-        for line in head(name, found):
-            click.echo(show.printable(line))
+        show.lines(*head(name, found))
         show.table(_COLUMNS, _rows(job, found.events))
 
     show.emit(output, found, lines)
@@ -73,8 +69,7 @@ def task_events(target: Target, name: str, output: str) -> None:
 @click.argument("name")
 @click.option("--to", type=a_name(), metavar="MACHINE", help="[default: the best other machine]")
 @click.option("--reason", required=True, help="Kept with the operation.")
-@output_option
-@click.pass_obj
+@shows_answer
 def move(target: Target, name: str, to: str | None, reason: str, output: str) -> None:
     """Move task NAME (as `web-3`): it stops, and starts on another machine.
 
@@ -85,8 +80,7 @@ def move(target: Target, name: str, to: str | None, reason: str, output: str) ->
     found: TaskStory = target.ask(lambda client: client.move_task(job, index, request))
 
     def lines() -> None:
-        for line in head(name, found):
-            click.echo(show.printable(line))
+        show.lines(*head(name, found))
 
     show.emit(output, found, lines)
 

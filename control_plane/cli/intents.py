@@ -22,7 +22,8 @@ from control_plane.api.intent_changes import (
 from control_plane.api.intents import Dimension, StoredIntent
 from control_plane.cli import show
 from control_plane.cli.images import names_of
-from control_plane.cli.program import Target
+from control_plane.cli.jobfile import digest_of, read_job
+from control_plane.cli.program import Target, shows_answer
 from control_plane.cli.show import output_option
 from wire.options import part, seconds
 
@@ -71,8 +72,7 @@ def _config_option(text: str) -> Callable[[Any], Any]:
 
 @click.command()
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def intents(target: Target, name: str, output: str) -> None:
     """Show the intents of each writer for job NAME, their effect now, and what they wait for."""
     _show(target.ask(lambda client: client.get_intents(name)), output)
@@ -109,8 +109,6 @@ def push(
     **meta: Any,
 ) -> None:
     """Push a specification to a part of job NAME; without --file and --image the next stage."""
-    from control_plane.cli.jobfile import read_job
-
     spec = None if file is None else read_job(file, (), lambda: names_of(target))
     change = PushChange(
         spec=spec,
@@ -228,8 +226,7 @@ def hold(
 @click.argument("name")
 @_TAKE_OVER
 @_REASON
-@output_option
-@click.pass_obj
+@shows_answer
 def adopt(target: Target, name: str, take_over: bool, reason: str, output: str) -> None:
     """Become the writer of job NAME's specification and size, as both are now.
 
@@ -263,8 +260,6 @@ def runtime(target: Target, name: str, runtime: str, output: str, **meta: Any) -
 
 
 def _digest(target: Target, image: str | None) -> str | None:
-    from control_plane.cli.jobfile import digest_of
-
     return None if image is None else digest_of(image, lambda: names_of(target))
 
 

@@ -11,8 +11,7 @@ import msgspec
 
 from control_plane.api.jobs import JobSpec, JobStatus
 from control_plane.cli import show
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, shows_answer
 from control_plane.job_control.core.intents import next_version
 from wire.errors import NotFound
 
@@ -26,8 +25,7 @@ _LONGEST = 120
 @click.option(
     "--version", type=click.IntRange(1), help="A version of `job history` [default: newest]."
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def job_show(target: Target, name: str, version: int | None, output: str) -> None:
     """Print the specification of job NAME, as a file that can be applied again."""
     status: JobStatus = target.ask(lambda client: client.get_job(name))
@@ -45,8 +43,7 @@ def job_show(target: Target, name: str, version: int | None, output: str) -> Non
 
 @click.command("history")
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def job_history(target: Target, name: str, output: str) -> None:
     """Show the kept versions of job NAME, and what each changed."""
     status: JobStatus = target.ask(lambda client: client.get_job(name))
@@ -63,11 +60,11 @@ def _print_history(status: JobStatus) -> None:
         mark = " (newest)" if version == record.version else ""
         click.echo(f"version {version}{mark}: {runs[version]} task(s), image {spec.image[7:19]}")
         for line in [] if before is None else differences(before, spec):
-            click.echo(show.printable(f"  {line}"))
+            show.lines(f"  {line}")
         before = spec
     rollout = record.rollout
     if rollout is not None and rollout.reason:
-        click.echo(show.printable(f"last update: {rollout.reason}"))
+        show.lines(f"last update: {rollout.reason}")
 
 
 def as_file(spec: JobSpec) -> str:

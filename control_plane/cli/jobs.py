@@ -13,9 +13,9 @@ from agent.api import exit_text
 from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
 from control_plane.cli import follow, show
 from control_plane.cli.images import names_of
+from control_plane.cli.jobfile import read_job
 from control_plane.cli.log_text import log_options, show_log
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, shows_answer
 from wire.errors import TwineError
 from wire.options import seconds
 from wire.units import size_text
@@ -51,8 +51,7 @@ def job() -> None:
 @click.option("--wait", is_flag=True, help="Return when all tasks are healthy and up to date.")
 @_TIMEOUT
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Override the file.")
-@output_option
-@click.pass_obj
+@shows_answer
 def apply(
     target: Target,
     file: Path,
@@ -64,8 +63,6 @@ def apply(
     output: str,
 ) -> None:
     """Create the job of FILE (TOML or YAML), or update it."""
-    from control_plane.cli.jobfile import read_job
-
     spec = read_job(file, settings, lambda: names_of(target))
 
     async def work(client: ControlPlaneClient) -> JobStatus:
@@ -76,7 +73,7 @@ def apply(
 
     status = target.ask(work)
     outcome = "valid, nothing changed" if dry_run else follow.summary(status)
-    show.emit(output, status, lambda: click.echo(show.printable(f"job {spec.name}: {outcome}")))
+    show.emit(output, status, lambda: show.lines(f"job {spec.name}: {outcome}"))
 
 
 @job.command()
@@ -84,8 +81,7 @@ def apply(
 @click.option("--watch", is_flag=True, help="Show it again after each change, until Ctrl-C.")
 @click.option("--wait", is_flag=True, help="Return when all tasks are healthy and up to date.")
 @_TIMEOUT
-@output_option
-@click.pass_obj
+@shows_answer
 def status(target: Target, name: str, watch: bool, wait: bool, timeout: float, output: str) -> None:
     """Show a job and each of its tasks."""
     if watch:
@@ -100,8 +96,7 @@ def status(target: Target, name: str, watch: bool, wait: bool, timeout: float, o
 
 
 @job.command("list")
-@output_option
-@click.pass_obj
+@shows_answer
 def list_(target: Target, output: str) -> None:
     """Show all jobs."""
     found: Jobs = target.ask(lambda client: client.list_jobs())
@@ -126,8 +121,7 @@ def list_(target: Target, output: str) -> None:
 @click.argument("name")
 @click.argument("index", type=click.IntRange(0, 999_999))
 @log_options
-@output_option
-@click.pass_obj
+@shows_answer
 def logs(target: Target, /, name: str, index: int, output: str, **chosen: Any) -> None:
     """Show the output of task INDEX of job NAME; -o json prints one object per line."""
     show_log(target, name, index, output, **chosen)
@@ -137,8 +131,7 @@ def logs(target: Target, /, name: str, index: int, output: str, **chosen: Any) -
 @click.argument("name")
 @click.option("--wait", is_flag=True, help="Return when no task is left.")
 @_TIMEOUT
-@output_option
-@click.pass_obj
+@shows_answer
 def stop(target: Target, name: str, wait: bool, timeout: float, output: str) -> None:
     """Stop all tasks of a job and remove it."""
 
@@ -150,7 +143,7 @@ def stop(target: Target, name: str, wait: bool, timeout: float, output: str) -> 
 
     status = target.ask(work)
     word = "stopped" if wait else "stopping"
-    show.emit(output, status, lambda: click.echo(show.printable(f"job {name}: {word}")))
+    show.emit(output, status, lambda: show.lines(f"job {name}: {word}"))
 
 
 @job.command()
@@ -158,8 +151,7 @@ def stop(target: Target, name: str, wait: bool, timeout: float, output: str) -> 
 @click.option(
     "--shard", help="Only the tasks that serve this shard, in the order in which to ask them."
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def endpoints(target: Target, name: str, shard: str | None, output: str) -> None:
     """Show the addresses of the healthy tasks of a job."""
     found: Endpoints = target.ask(
@@ -206,8 +198,7 @@ def _called(target: Target) -> dict[str, list[str]]:
 
 
 def _print_status(status: JobStatus, called: Mapping[str, list[str]] | None = None) -> None:
-    for line in _head(status, called):
-        click.echo(show.printable(line))
+    show.lines(*_head(status, called))
     show.table(_TASK_COLUMNS, _task_rows(status))
 
 

@@ -10,14 +10,12 @@ from control_plane.api.inventory import Records, Relabel
 from control_plane.cli import show
 from control_plane.cli.machine_text import labels_text
 from control_plane.cli.machines import chosen, scope_option
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, shows_answer
 from wire.errors import InvalidInput
 
 
 @click.command("held-back")
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_held_back(target: Target, output: str) -> None:
     """Show silent machines that are not marked down yet, and why."""
     found: HeldBackMachines = target.ask(lambda client: client.held_back_machines())
@@ -40,8 +38,7 @@ def machine_held_back(target: Target, output: str) -> None:
 @click.argument("names", nargs=-1)
 @scope_option
 @click.option("--reason", required=True, help="Evidence for it; shown with the machine.")
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_confirm_down(
     target: Target, names: tuple[str, ...], scopes: tuple[str, ...], reason: str, output: str
 ) -> None:
@@ -54,7 +51,7 @@ def machine_confirm_down(
     request = ConfirmDown(machines=machines, scope=scope, reason=reason)
     found: ConfirmedDown = target.ask(lambda client: client.confirm_down(request))
     line = f"{len(found.machines)} machine(s) confirmed down: {', '.join(found.machines)}"
-    show.emit(output, found, lambda: click.echo(show.printable(line)))
+    show.emit(output, found, lambda: show.lines(line))
 
 
 @click.command("label")
@@ -62,8 +59,7 @@ def machine_confirm_down(
 @scope_option
 @click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="Set this label.")
 @click.option("--remove", metavar="NAME", multiple=True, help="Remove this label.")
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_label(
     target: Target,
     names: tuple[str, ...],
@@ -84,8 +80,7 @@ def machine_label(
 
 
 @click.command("duplicates")
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_duplicates(target: Target, output: str) -> None:
     """List hosts that have the identity of another one: their disk was copied from it.
 
@@ -111,4 +106,4 @@ def machine_forget_duplicate(target: Target, name: str) -> None:
     run, the second one is found again.
     """
     target.ask(lambda client: client.forget_duplicate(name))
-    click.echo(show.printable(f"machine {name}: its hosts are checked again"))
+    show.lines(f"machine {name}: its hosts are checked again")

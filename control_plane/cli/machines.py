@@ -22,7 +22,6 @@ from control_plane.api.machines import (
     EventKind,
     MachineRecord,
     MachineState,
-    MachineView,
     Token,
     TokenRequest,
 )
@@ -34,8 +33,7 @@ from control_plane.cli.machine_text import (
     open_events,
     print_machine,
 )
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, shows_answer
 from wire.errors import InvalidInput
 from wire.options import a_name, also, seconds
 
@@ -71,8 +69,7 @@ def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @machine.command("list")
 @_filters
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_list(
     target: Target,
     /,
@@ -131,12 +128,10 @@ def _summary(records: Sequence[MachineRecord]) -> str:
 
 @machine.command("show")
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_show(target: Target, name: str, output: str) -> None:
     """Show one machine: hardware, place, tasks, and past events."""
-    found: MachineView = target.ask(lambda client: client.get_machine(name))
-    show.emit(output, found, lambda: print_machine(found))
+    target.show(output, lambda client: client.get_machine(name), print_machine)
 
 
 scope_option = click.option(
@@ -202,8 +197,7 @@ def _print_plans(records: Iterable[MachineRecord]) -> None:
 @click.option(
     "--tasks-survive", is_flag=True, help="Tasks continue to run meanwhile: a switch is replaced."
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_drain(
     target: Target,
     names: tuple[str, ...],
@@ -235,8 +229,7 @@ def machine_drain(
 @machine.command("undrain")
 @click.argument("names", nargs=-1)
 @scope_option
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_undrain(
     target: Target, names: tuple[str, ...], scopes: tuple[str, ...], output: str
 ) -> None:
@@ -257,8 +250,7 @@ def machine_undrain(
 )
 @click.option("--dry-run", is_flag=True, help="Only check and count.")
 @click.option("--simulated", is_flag=True, help="They have no agents: mark them as up at once.")
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_import(
     target: Target, file: Path, format_: str | None, dry_run: bool, simulated: bool, output: str
 ) -> None:
@@ -292,14 +284,13 @@ def machine_import(
     metavar="E",
     help="Its present entitlement [default: none, it is free].",
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_lend(target: Target, name: str, borrower: str, donor: str | None, output: str) -> None:
     """Give a whole, empty machine to another entitlement for a while."""
     request = Lend(machine=name, borrower=borrower, donor=donor or "")
     found: MachineRecord = target.ask(lambda client: client.lend_machine(request))
     line = f"machine {name}: lent to {borrower} by {donor or 'the free pool'}"
-    show.emit(output, found, lambda: click.echo(show.printable(line)))
+    show.emit(output, found, lambda: show.lines(line))
 
 
 @machine.command("revoke")
@@ -311,8 +302,7 @@ def machine_lend(target: Target, name: str, borrower: str, donor: str | None, ou
     show_default=True,
     help="Time limit, after which its tasks are stopped.",
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_revoke(target: Target, names: tuple[str, ...], within: float, output: str) -> None:
     """Revoke loans: the borrower's tasks move away, then the machines return."""
     request = Revoke(machines=list(names), return_within_s=within)
@@ -323,13 +313,12 @@ def machine_revoke(target: Target, names: tuple[str, ...], within: float, output
 @also(machine, "remove")
 @machine.command("delete")
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_remove(target: Target, name: str, output: str) -> None:
     """Remove a machine that is free and decommissioned or replaced."""
     target.ask(lambda client: client.remove_machine(name))
     line = f"machine {name}: removed"
-    show.emit(output, {"removed": name}, lambda: click.echo(show.printable(line)))
+    show.emit(output, {"removed": name}, lambda: show.lines(line))
 
 
 @click.group()
@@ -340,9 +329,7 @@ def token() -> None:
 @token.command("create")
 @click.option("--host", required=True, help="The only name with which a host can join by it.")
 @click.option("--ttl", type=seconds(), default="10m", show_default=True, help="90s, 10m, 8h, …")
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="json", show_default=True
-)
+@show.output_choice(default="json")
 @click.pass_obj
 def token_create(target: Target, host: str, ttl: float, output: str) -> None:
     """Make a token for one host; -o table prints the command to run there."""
@@ -352,4 +339,4 @@ def token_create(target: Target, host: str, ttl: float, output: str) -> None:
         f"twine-agent join {made.url} --token {made.token} --ca-hash {made.ca_hash} "
         f"--name {made.machine} --address HOST:7443"
     )
-    show.emit(output, made, lambda: click.echo(show.printable(command)))
+    show.emit(output, made, lambda: show.lines(command))

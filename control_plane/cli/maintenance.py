@@ -21,7 +21,7 @@ from control_plane.api.maintenance import (
 )
 from control_plane.cli import show
 from control_plane.cli.machines import chosen, scope_option
-from control_plane.cli.program import Target
+from control_plane.cli.program import Target, shows_answer
 from control_plane.cli.show import output_option
 from wire.options import seconds
 
@@ -117,8 +117,7 @@ def _request(values: dict[str, Any], *, despite: bool = False) -> MaintenanceReq
 def maintenance_plan(target: Target, /, plan: str, output: str, **values: Any) -> None:
     """Show the effect of PLAN on jobs; nothing is announced."""
     request = _request(values)
-    found: Preview = target.ask(lambda client: client.preview_plan(plan, request))
-    show.emit(output, found, lambda: _print_preview(found))
+    target.show(output, lambda client: client.preview_plan(plan, request), _print_preview)
 
 
 @maintenance.command("apply")
@@ -133,13 +132,11 @@ def maintenance_apply(
     It is refused if the preview warns, unless --despite is given; the audit log records that.
     """
     request = _request(values, despite=despite)
-    found: PlanView = target.ask(lambda client: client.accept_plan(plan, request))
-    show.emit(output, found, lambda: _print_plan(found))
+    target.show(output, lambda client: client.accept_plan(plan, request), _print_plan)
 
 
 @maintenance.command("list")
-@output_option
-@click.pass_obj
+@shows_answer
 def maintenance_list(target: Target, output: str) -> None:
     """Show all plans, the newest first."""
     found: Plans = target.ask(lambda client: client.list_plans())
@@ -165,45 +162,37 @@ def _under_way(view: PlanView) -> str:
 
 @maintenance.command("show")
 @click.argument("plan")
-@output_option
-@click.pass_obj
+@shows_answer
 def maintenance_show(target: Target, plan: str, output: str) -> None:
     """Show PLAN, its waves, and the machines on which work may begin."""
-    found: PlanView = target.ask(lambda client: client.get_plan(plan))
-    show.emit(output, found, lambda: _print_plan(found))
+    target.show(output, lambda client: client.get_plan(plan), _print_plan)
 
 
 @maintenance.command("cancel")
 @click.argument("plan")
-@output_option
-@click.pass_obj
+@shows_answer
 def maintenance_cancel(target: Target, plan: str, output: str) -> None:
     """Cancel PLAN: announced events end, and no further wave begins."""
-    found: PlanView = target.ask(lambda client: client.cancel_plan(plan))
-    show.emit(output, found, lambda: _print_plan(found))
+    target.show(output, lambda client: client.cancel_plan(plan), _print_plan)
 
 
 @maintenance.command("done")
 @click.argument("plan")
 @click.argument("names", nargs=-1, required=True, metavar="MACHINE...")
-@output_option
-@click.pass_obj
+@shows_answer
 def maintenance_done(target: Target, plan: str, names: tuple[str, ...], output: str) -> None:
     """Report that the work of PLAN on these machines is over."""
     request = Reported(machines=list(names))
-    found: PlanView = target.ask(lambda client: client.report_plan(plan, request))
-    show.emit(output, found, lambda: _print_plan(found))
+    target.show(output, lambda client: client.report_plan(plan, request), _print_plan)
 
 
 @maintenance.command("resume")
 @click.argument("plan")
 @click.option("--without", is_flag=True, help="Continue without the machines that are not back.")
-@output_option
-@click.pass_obj
+@shows_answer
 def maintenance_resume(target: Target, plan: str, without: bool, output: str) -> None:
     """Continue a paused PLAN."""
-    found: PlanView = target.ask(lambda client: client.resume_plan(plan, GoOn(without=without)))
-    show.emit(output, found, lambda: _print_plan(found))
+    target.show(output, lambda client: client.resume_plan(plan, GoOn(without=without)), _print_plan)
 
 
 # -- output
@@ -215,7 +204,7 @@ def _print_preview(found: Preview) -> None:
     click.echo(f"{line}; work is over by {found.ends.value}")
     click.echo(f"at once: {found.at_once} machine(s) of the first wave, {len(found.held)} wait")
     for held in found.held[:_READY_SHOWN]:
-        click.echo(show.printable(f"  {held.machine} waits for {', '.join(held.jobs)}"))
+        show.lines(f"  {held.machine} waits for {', '.join(held.jobs)}")
     rows = [
         (
             job.job,
@@ -235,13 +224,13 @@ def _print_preview(found: Preview) -> None:
         ("WARNING", found.warnings),
     ):
         for text in lines:
-            click.echo(show.printable(f"{word}: {text}"))
+            show.lines(f"{word}: {text}")
 
 
 def _print_plan(view: PlanView) -> None:
     plan = view.plan
     text = f"plan {plan.name}: {plan.request.work}, {plan.state}, {view.done}/{plan.machines} done"
-    click.echo(show.printable(text + (f"; {plan.detail}" if plan.detail else "")))
+    show.lines(text + (f"; {plan.detail}" if plan.detail else ""))
     rows = [
         (
             wave.number,

@@ -12,15 +12,18 @@ import click
 import msgspec
 
 from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.entitlement_rules import entitlement_relations
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import MachineRecord
 from control_plane.api.plans import JobPlan, PlannedTask, SpreadBin
 from control_plane.api.settings import PowerSettings, SchedulerSettings
 from control_plane.cli import show
+from control_plane.cli.jobfile import read_document, read_job
 from control_plane.cli.plans import print_outcome, print_placed, some
 from control_plane.cli.show import output_option
 from wire.errors import FieldError, InvalidInput, TwineError
-from wire.written import WRITTEN
+from wire.violations import violations
+from wire.written import WRITTEN, plain
 
 if TYPE_CHECKING:
     from control_plane.allocator.allocator import Allocator
@@ -66,8 +69,6 @@ def plan_offline(
 
 def read_jobs(files: Sequence[Path]) -> list[JobSpec]:
     """Return the jobs of some files, or raise all their errors."""
-    from control_plane.cli.jobfile import read_job
-
     specs, errors, where = [], list[FieldError](), dict[str, Path]()
     for path in files:
         try:
@@ -103,11 +104,6 @@ def read_machines(path: Path) -> list[MachineRecord]:
 
 def read_entitlements(path: Path) -> dict[str, EntitlementSpec]:
     """Return the entitlements of a file by name, or raise all its errors."""
-    from control_plane.api.entitlement_rules import entitlement_relations
-    from control_plane.cli.jobfile import read_document
-    from wire.violations import violations
-    from wire.written import plain
-
     kind = dict[str, EntitlementSpec]
     document = plain(read_document(path), kind)
     errors = violations(document, kind)
@@ -121,10 +117,6 @@ def read_entitlements(path: Path) -> dict[str, EntitlementSpec]:
 
 def read_power(path: Path) -> PowerSettings:
     """Return the budgets of a file, or raise all its errors."""
-    from control_plane.cli.jobfile import read_document
-    from wire.violations import violations
-    from wire.written import plain
-
     document = plain(read_document(path), PowerSettings)
     if errors := violations(document, PowerSettings):
         raise _refused("read", str(path), errors)

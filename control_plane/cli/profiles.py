@@ -8,8 +8,7 @@ import click
 
 from control_plane.api.profiles import TEXT_MAX, ProfileProposal, ProfileStats, ProfileView
 from control_plane.cli import show
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, shows_answer
 from wire.errors import InvalidInput
 from wire.options import seconds
 from wire.written import WRITTEN
@@ -31,8 +30,7 @@ def profile() -> None:
 @click.option("--failures", type=click.IntRange(1, 1000), default=1, show_default=True,
               help="Number of failed machines after which all are rolled back.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Check it, but change nothing.")
-@output_option
-@click.pass_obj
+@shows_answer
 def propose(
     target: Target,
     entitlement: str,
@@ -61,8 +59,7 @@ def propose(
 
 @profile.command()
 @click.argument("entitlement")
-@output_option
-@click.pass_obj
+@shows_answer
 def status(target: Target, entitlement: str, output: str) -> None:
     """Show the profile of ENTITLEMENT's machines, and the progress of a change."""
     _emit(output, target.ask(lambda client: client.get_profile_rollout(entitlement)))
@@ -70,16 +67,14 @@ def status(target: Target, entitlement: str, output: str) -> None:
 
 @profile.command()
 @click.argument("entitlement")
-@output_option
-@click.pass_obj
+@shows_answer
 def rollback(target: Target, entitlement: str, output: str) -> None:
     """Roll the machines of ENTITLEMENT back to the profile before the last change."""
     _emit(output, target.ask(lambda client: client.rollback_profile(entitlement)))
 
 
 @profile.command()
-@output_option
-@click.pass_obj
+@shows_answer
 def stats(target: Target, output: str) -> None:
     """Show how long the last switch of each host took, by kind of setting."""
     found: ProfileStats = target.ask(lambda client: client.profile_stats())
@@ -109,8 +104,7 @@ def _read(file: Path) -> str:
 
 def _emit(output: str, found: ProfileView) -> None:
     def lines() -> None:
-        for line in _head(found):
-            click.echo(show.printable(line))
+        show.lines(*_head(found))
         rows = [(name, count, found.proved.get(name, 0)) for name, count in found.machines.items()]
         show.table(("profile", "machines", "proved"), rows)
 

@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from control_plane.cli.show import failure
+from control_plane.cli import show
+from wire import tls
 from wire.error_text import not_utf8
 from wire.errors import Forbidden, InvalidInput, TwineError
 from wire.pipes import PipedGroup
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
+    from wire.client import WireClient
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound="WireClient")
 
 DEFAULT_ENDPOINT = "unix:/run/twine/control-plane.sock"
 EXIT_USAGE = 64
@@ -51,8 +55,6 @@ class Target:
                     hint="pass --credential FILE, made by `twine-control-plane user add`",
                 )
             return ControlPlaneClient(endpoint)
-        from wire import tls
-
         held = tls.load(self.credential)
         if held.not_after <= time.time():
             raise Forbidden(
@@ -64,12 +66,44 @@ class Target:
 
     def ask(self, work: Callable[[ControlPlaneClient], Awaitable[T]]) -> T:
         """Call the front end and return its answer."""
+        return ask(self.client, work)
 
-        async def call() -> T:
-            async with self.client() as client:
-                return await work(client)
+    def show(
+        self,
+        output: str,
+        work: Callable[[ControlPlaneClient], Awaitable[T]],
+        lines: Callable[[T], object],
+    ) -> T:
+        """Call the front end, print its answer (as JSON, or as text by `lines`) and return it."""
+        found = self.ask(work)
+        show.emit(output, found, lambda: lines(found))
+        return found
 
-        return asyncio.run(call())
+
+def ask(connect: Callable[[], C], work: Callable[[C], Awaitable[T]]) -> T:
+    """Return the result of work with a client, which is closed afterwards."""
+
+    async def call() -> T:
+        async with connect() as client:
+            return await work(client)
+
+    return asyncio.run(call())
+
+
+def shows_answer(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command its `Target`, and `--output` for the form of the answer."""
+    return show.output_option(click.pass_obj(command))
+
+
+def options(*given: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that adds options to a command; its help lists them in this order."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(given):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 class Program(PipedGroup):
@@ -94,21 +128,23 @@ class Program(PipedGroup):
             e.show()
             return EXIT_USAGE
         except TwineError as e:
-            failure(e)
+            show.failure(e)
             return e.exit_code
         except (click.Abort, KeyboardInterrupt) as e:
             if isinstance(e, click.Abort) and e.__cause__ is None:  # the answer to a question
-                failure(TwineError("not confirmed: nothing was changed", hint="--yes confirms it"))
+                show.failure(
+                    TwineError("not confirmed: nothing was changed", hint="--yes confirms it")
+                )
                 return TwineError.exit_code
             return EXIT_INTERRUPTED
         except UnicodeEncodeError as e:
-            failure(InvalidInput(not_utf8(e)))
+            show.failure(InvalidInput(not_utf8(e)))
             return EXIT_USAGE
         except OSError as e:
             if e.errno in _DISK_ERRORS:
-                failure(TwineError(f"cannot write the output: {e.strerror}"))
+                show.failure(TwineError(f"cannot write the output: {e.strerror}"))
                 return TwineError.exit_code
-            failure(InvalidInput(f"cannot use {e.filename or 'a file'}: {e.strerror or e}"))
+            show.failure(InvalidInput(f"cannot use {e.filename or 'a file'}: {e.strerror or e}"))
             return EXIT_USAGE
 
 

@@ -9,7 +9,7 @@ import click
 
 from control_plane.api.region_status import ProcessStatus, RegionStatus
 from control_plane.cli import show
-from control_plane.cli.program import Target
+from control_plane.cli.program import Target, shows_answer
 from control_plane.cli.show import output_option
 from wire.errors import TwineError, Unreachable
 from wire.options import seconds
@@ -34,8 +34,7 @@ def status(context: click.Context, output: str) -> None:
     The exit code is 1 while there are problems.
     """
     target: Target = context.obj
-    found: RegionStatus = target.ask(lambda client: client.region_status())
-    show.emit(output, found, lambda: _print(found))
+    found = target.show(output, lambda client: client.region_status(), _print)
     if not found.ok:
         context.exit(1)
 
@@ -73,8 +72,7 @@ def _row(of: ProcessStatus) -> tuple[object, ...]:
 @click.command("add")
 @click.argument("number", type=click.IntRange(1, 63), required=False)
 @click.option("--timeout", type=seconds(), default="5m", show_default=True, help="Time limit.")
-@output_option
-@click.pass_obj
+@shows_answer
 def shard_add(target: Target, number: int | None, timeout: float, output: str) -> None:
     """Wait until the process of shard NUMBER takes requests; without it, of the next free one.
 
@@ -82,7 +80,7 @@ def shard_add(target: Target, number: int | None, timeout: float, output: str) -
     """
     ready: ProcessStatus = target.ask(lambda client: _added(client, number, timeout))
     text = f"shard {ready.role.removeprefix('shard-')} is ready at {ready.host}"
-    show.emit(output, ready, lambda: click.echo(show.printable(text)))
+    show.emit(output, ready, lambda: show.lines(text))
 
 
 async def _added(client: ControlPlaneClient, number: int | None, timeout_s: float) -> ProcessStatus:

@@ -8,7 +8,7 @@ import click
 
 from control_plane.api.jobs import JobStatus
 from control_plane.cli import follow, show
-from control_plane.cli.program import Target
+from control_plane.cli.program import Target, shows_answer
 from control_plane.cli.show import output_option
 from wire.options import seconds
 
@@ -23,8 +23,7 @@ _TIMEOUT = click.option(
 
 @click.command()
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def pause(target: Target, name: str, output: str) -> None:
     """Pause the update of job NAME: no further task is taken down; begun ones are finished.
 
@@ -103,4 +102,4 @@ def _change(
 
 def _show(status: JobStatus, name: str, output: str) -> None:
     text = f"job {name}: {follow.summary(status)}"
-    show.emit(output, status, lambda: click.echo(show.printable(text)))
+    show.emit(output, status, lambda: show.lines(text))
