@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -25,12 +25,16 @@ from control_plane.api.entitlement_rules import entitlement_relations
 from control_plane.cli import show
 from control_plane.cli.jobfile import read_document
 from control_plane.cli.people import principal_of
-from control_plane.cli.program import Target, shows_answer
+from control_plane.cli.program import Target, options, shows_answer
 from wire.routes import invalid
 from wire.violations import violations
 from wire.written import plain
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from control_plane.client import ControlPlaneClient
+
+Decide = Callable[["ControlPlaneClient", str, str], Awaitable[EntitlementRequest]]
+"""Sends a decision about a request, with a note."""
 
 
 @click.group()
@@ -53,7 +57,7 @@ class _TypeQuota(click.ParamType[tuple[str, int]]):
         return kind, int(count)
 
 
-_OPTIONS = (
+_spec_options = options(
     click.option(
         "--machines",
         type=click.IntRange(0, 1_000_000),
@@ -123,12 +127,6 @@ _OPTIONS = (
     click.option("--reason", default="", help="Shown to the users who decide."),
 )
 _DRY = click.option("--dry-run", is_flag=True, help="Only show the result; change nothing.")
-
-
-def _spec_options(command: F) -> F:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 @entitlement.command("create")
@@ -256,31 +254,24 @@ def entitlement_requests(target: Target, decided: bool, output: str) -> None:
     show.emit(output, found, lambda: show.table(columns, rows))
 
 
-@entitlement.command("approve")
-@click.argument("request")
-@click.option("--note", default="", help="Kept with the request.")
-@shows_answer
-def entitlement_approve(target: Target, request: str, note: str, output: str) -> None:
-    """Grant a REQUEST; it takes effect now."""
-    _say(target.ask(lambda client: client.approve_request(request, note)), output)
+def _decision(
+    verb: str, text: str, send: Decide, note_text: str = "Kept with the request."
+) -> None:
+    @entitlement.command(verb, help=text)
+    @click.argument("request")
+    @click.option("--note", default="", help=note_text)
+    @shows_answer
+    def decide(target: Target, request: str, note: str, output: str) -> None:
+        _say(target.ask(lambda client: send(client, request, note)), output)
 
 
-@entitlement.command("deny")
-@click.argument("request")
-@click.option("--note", default="", help="Shown to the requester.")
-@shows_answer
-def entitlement_deny(target: Target, request: str, note: str, output: str) -> None:
-    """Refuse a REQUEST."""
-    _say(target.ask(lambda client: client.deny_request(request, note)), output)
-
-
-@entitlement.command("withdraw")
-@click.argument("request")
-@click.option("--note", default="", help="Kept with the request.")
-@shows_answer
-def entitlement_withdraw(target: Target, request: str, note: str, output: str) -> None:
-    """Withdraw your own REQUEST."""
-    _say(target.ask(lambda client: client.withdraw_request(request, note)), output)
+_decision(
+    "approve", "Grant a REQUEST; it takes effect now.", lambda to, *of: to.approve_request(*of)
+)
+_decision(
+    "deny", "Refuse a REQUEST.", lambda to, *of: to.deny_request(*of), "Shown to the requester."
+)
+_decision("withdraw", "Withdraw your own REQUEST.", lambda to, *of: to.withdraw_request(*of))
 
 
 def _ask(target: Target, name: str, change: EntitlementChange, output: str) -> None:

@@ -17,7 +17,7 @@ from wire.errors import InvalidInput
 from wire.options import a_name, also
 
 if TYPE_CHECKING:
-    from control_plane.client import ControlPlaneClient
+    pass
 
 _COLUMNS = ("nr", "end", "took", "task", "operation", "cause", "outcome", "machines", "reason")
 _TASK = re.compile(r"(.+)-([0-9]{1,6})")
@@ -53,10 +53,7 @@ def task_events(target: Target, name: str, output: str) -> None:
     """Show past and present operations on task NAME (as `web-3`)."""
     job, index = task_named(name)
 
-    async def work(client: ControlPlaneClient) -> TaskStory:
-        return await client.task_story(job, index)
-
-    found = target.ask(work)
+    found = target.ask(lambda client: client.task_story(job, index))
 
     def lines() -> None:
         show.lines(*head(name, found))
@@ -77,12 +74,8 @@ def move(target: Target, name: str, to: str | None, reason: str, output: str) ->
     """
     job, index = task_named(name)
     request = MoveRequest(to=to or "", reason=reason[:REASON_MAX])
-    found: TaskStory = target.ask(lambda client: client.move_task(job, index, request))
-
-    def lines() -> None:
-        show.lines(*head(name, found))
-
-    show.emit(output, found, lines)
+    found = target.ask(lambda client: client.move_task(job, index, request))
+    show.emit(output, found, lambda: show.lines(*head(name, found)))
 
 
 def task_named(name: str) -> tuple[str, int]:

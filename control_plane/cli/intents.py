@@ -23,7 +23,7 @@ from control_plane.api.intents import Dimension, StoredIntent
 from control_plane.cli import show
 from control_plane.cli.images import names_of
 from control_plane.cli.jobfile import digest_of, read_job
-from control_plane.cli.program import Target, shows_answer
+from control_plane.cli.program import Target, options, shows_answer
 from control_plane.cli.show import output_option
 from wire.options import part, seconds
 
@@ -41,11 +41,10 @@ _TAKE_OVER = click.option(
 _COLUMNS = ("dimension", "writer", "version", "since", "until", "effect", "waits for", "reason")
 
 
-def _options(command: Any) -> Any:
-    """Add the options of all writes of an intent."""
-    for option in (output_option, _TAKE_OVER, _EXPECT, _REASON, click.argument("name")):
-        command = option(command)
-    return click.pass_obj(command)
+_options = options(
+    *(click.pass_obj, click.argument("name"), _REASON, _EXPECT, _TAKE_OVER, output_option)
+)
+"""The options of all writes of an intent."""
 
 
 def _config_option(text: str) -> Callable[[Any], Any]:
@@ -102,11 +101,8 @@ def push(
     file: Path | None,
     image: str | None,
     configuration: dict[str, str],
-    share: float,
-    tasks: int | None,
-    gives_back: bool,
     output: str,
-    **meta: Any,
+    **given: Any,
 ) -> None:
     """Push a specification to a part of job NAME; without --file and --image the next stage."""
     spec = None if file is None else read_job(file, (), lambda: names_of(target))
@@ -114,10 +110,7 @@ def push(
         spec=spec,
         image=_digest(target, image),
         configuration=configuration or None,
-        share=share,
-        tasks=tasks,
-        gives_back=gives_back,
-        **meta,
+        **given,
     )
     _put(target, name, Dimension.PUSH, change, output)
 
@@ -127,18 +120,9 @@ def push(
 @click.option("--tasks", type=click.IntRange(0, 15_000), required=True, help="Number of tasks.")
 @click.option("--minimum", type=click.IntRange(0, 15_000), help="Lower bound.")
 @click.option("--maximum", type=click.IntRange(0, 15_000), help="Upper bound.")
-def scale(
-    target: Target,
-    name: str,
-    tasks: int,
-    minimum: int | None,
-    maximum: int | None,
-    output: str,
-    **meta: Any,
-) -> None:
+def scale(target: Target, name: str, output: str, **given: Any) -> None:
     """Set the number of tasks of job NAME. A running push keeps its share at every size."""
-    change = SizeChange(tasks=tasks, minimum=minimum, maximum=maximum, **meta)
-    _put(target, name, Dimension.SIZE, change, output)
+    _put(target, name, Dimension.SIZE, SizeChange(**given), output)
 
 
 @click.command()

@@ -17,15 +17,11 @@ from control_plane.cli.jobfile import read_job
 from control_plane.cli.log_text import log_options, show_log
 from control_plane.cli.program import Target, shows_answer
 from wire.errors import TwineError
-from wire.options import seconds
 from wire.units import size_text
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
-_TIMEOUT = click.option(
-    "--timeout", type=seconds(), default="10m", show_default=True, help="Time limit of --wait."
-)
 _TASK_COLUMNS = (
     "task",
     "phase",
@@ -49,7 +45,7 @@ def job() -> None:
 @click.option("--dry-run", is_flag=True, help="Check everything, but change nothing.")
 @click.option("--new", "is_new", is_flag=True, help="Refuse a job that exists already.")
 @click.option("--wait", is_flag=True, help="Return when all tasks are healthy and up to date.")
-@_TIMEOUT
+@follow.timeout_option
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Override the file.")
 @shows_answer
 def apply(
@@ -80,7 +76,7 @@ def apply(
 @click.argument("name")
 @click.option("--watch", is_flag=True, help="Show it again after each change, until Ctrl-C.")
 @click.option("--wait", is_flag=True, help="Return when all tasks are healthy and up to date.")
-@_TIMEOUT
+@follow.timeout_option
 @shows_answer
 def status(target: Target, name: str, watch: bool, wait: bool, timeout: float, output: str) -> None:
     """Show a job and each of its tasks."""
@@ -130,7 +126,7 @@ def logs(target: Target, /, name: str, index: int, output: str, **chosen: Any) -
 @job.command()
 @click.argument("name")
 @click.option("--wait", is_flag=True, help="Return when no task is left.")
-@_TIMEOUT
+@follow.timeout_option
 @shows_answer
 def stop(target: Target, name: str, wait: bool, timeout: float, output: str) -> None:
     """Stop all tasks of a job and remove it."""

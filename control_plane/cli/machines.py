@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from control_plane.api.machines import (
     EventKind,
     MachineRecord,
     MachineState,
+    MachineView,
     Token,
     TokenRequest,
 )
@@ -33,7 +34,7 @@ from control_plane.cli.machine_text import (
     open_events,
     print_machine,
 )
-from control_plane.cli.program import Target, shows_answer
+from control_plane.cli.program import Target, options, shows_answer
 from wire.errors import InvalidInput
 from wire.options import a_name, also, seconds
 
@@ -46,25 +47,21 @@ def machine() -> None:
     """The region's machines."""
 
 
-def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose machines."""
-    options = [
-        *(click.option(f"--{level}", metavar="NAME", help=f"In this {level}.") for level in LEVELS),
-        click.option("--type", "machine_type", metavar="T", help="Of this machine type."),
-        click.option("--cluster", metavar="NAME", help="Of this historic cluster."),
-        click.option("--entitlement", metavar="E", help="Assigned to this entitlement."),
-        click.option("--free", is_flag=True, help="In the free pool."),
-        click.option("--state", type=click.Choice([s.value for s in MachineState])),
-        click.option("--unavailable", is_flag=True, help="Down, or with an open event."),
-        click.option(
-            "--where",
-            metavar="REQUIREMENT",
-            help='A requirement as in jobs: "gpus >= 4 and rack not in (r1, r2)".',
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+_filters = options(
+    *(click.option(f"--{level}", metavar="NAME", help=f"In this {level}.") for level in LEVELS),
+    click.option("--type", "machine_type", metavar="T", help="Of this machine type."),
+    click.option("--cluster", metavar="NAME", help="Of this historic cluster."),
+    click.option("--entitlement", metavar="E", help="Assigned to this entitlement."),
+    click.option("--free", is_flag=True, help="In the free pool."),
+    click.option("--state", type=click.Choice([s.value for s in MachineState])),
+    click.option("--unavailable", is_flag=True, help="Down, or with an open event."),
+    click.option(
+        "--where",
+        metavar="REQUIREMENT",
+        help='A requirement as in jobs: "gpus >= 4 and rack not in (r1, r2)".',
+    ),
+)
+"""The options that choose machines."""
 
 
 @machine.command("list")
@@ -91,29 +88,30 @@ def machine_list(
     }
     scope = MachineScope(**values)
     found = target.ask(lambda client: client.list_machines(scope))
-    rows = [
-        (
-            view.record.machine,
-            view.record.state.value
-            + (", held back" if view.health else "")
-            + identity_warning(view),
-            "yes" if view.ready else "no",
-            view.record.machine_type,
-            view.record.location.datacenter,
-            view.record.location.msb,
-            view.record.entitlement or "(free)",
-            view.record.profile or "-",
-            len(view.tasks),
-            show.duration(view.last_seen_s),
-            ",".join(event.kind.value for event in open_events(view.record)) or "-",
-        )
-        for view in found.machines
-    ]
-    place = ("type", "datacenter", "msb")
-    use = ("entitlement", "profile", "tasks", "seen ago", "events")
-    show.emit(output, found, lambda: show.table(("machine", "state", "ready", *place, *use), rows))
+    columns = (
+        *("machine", "state", "ready", "type", "datacenter", "msb"),
+        *("entitlement", "profile", "tasks", "seen ago", "events"),
+    )
+    show.emit(output, found, lambda: show.table(columns, map(_row, found.machines)))
     if output == "table":
         show.progress(_summary([view.record for view in found.machines]))
+
+
+def _row(view: MachineView) -> tuple[object, ...]:
+    record = view.record
+    return (
+        record.machine,
+        record.state.value + (", held back" if view.health else "") + identity_warning(view),
+        "yes" if view.ready else "no",
+        record.machine_type,
+        record.location.datacenter,
+        record.location.msb,
+        record.entitlement or "(free)",
+        record.profile or "-",
+        len(view.tasks),
+        show.duration(view.last_seen_s),
+        ",".join(event.kind.value for event in open_events(record)) or "-",
+    )
 
 
 def _summary(records: Sequence[MachineRecord]) -> str:
@@ -164,7 +162,7 @@ def chosen(names: Sequence[str], scopes: Sequence[str]) -> tuple[list[str], Mach
     return list(names), _scope(scopes)
 
 
-def _print_plans(records: Iterable[MachineRecord]) -> None:
+def _print_plans(found: Records) -> None:
     rows = [
         (
             record.machine,
@@ -174,7 +172,7 @@ def _print_plans(records: Iterable[MachineRecord]) -> None:
             at_text(event.deadline) if event and event.deadline is not None else "-",
             event.reason if event else "-",
         )
-        for record in records
+        for record in found.machines
         for event in (open_events(record) or (None,))
     ]
     show.table(("machine", "entitlement", "event", "from", "deadline", "reason"), rows)
@@ -187,43 +185,39 @@ def _print_plans(records: Iterable[MachineRecord]) -> None:
 @click.option(
     "--kind", type=click.Choice([k.value for k in _KINDS]), default="maintenance", show_default=True
 )
-@click.option("--start", type=seconds(), default="0s", help="When tasks begin to move, from now.")
+@click.option(
+    "--start",
+    "start_in_s",
+    type=seconds(),
+    default="0s",
+    help="When tasks begin to move, from now.",
+)
 @click.option(
     "--deadline",
+    "deadline_s",
     type=seconds(),
     help="Time at which the work begins even if tasks still run there.",
 )
-@click.option("--duration", type=seconds(), help="Duration of the work, from the deadline on.")
+@click.option(
+    "--duration", "duration_s", type=seconds(), help="Duration of the work, from the deadline on."
+)
 @click.option(
     "--tasks-survive", is_flag=True, help="Tasks continue to run meanwhile: a switch is replaced."
 )
 @shows_answer
 def machine_drain(
     target: Target,
+    /,
     names: tuple[str, ...],
     scopes: tuple[str, ...],
-    reason: str,
     kind: str,
-    start: float,
-    deadline: float | None,
-    duration: float | None,
-    tasks_survive: bool,
     output: str,
+    **given: Any,
 ) -> None:
     """Announce that machines will be unavailable: their tasks move, and no new ones start there."""
     machines, scope = chosen(names, scopes)
-    request = Drain(
-        machines=machines,
-        scope=scope,
-        kind=EventKind(kind),
-        reason=reason,
-        start_in_s=start,
-        deadline_s=deadline,
-        duration_s=duration,
-        tasks_survive=tasks_survive,
-    )
-    found: Records = target.ask(lambda client: client.drain_machines(request))
-    show.emit(output, found, lambda: _print_plans(found.machines))
+    request = Drain(machines=machines, scope=scope, kind=EventKind(kind), **given)
+    target.show(output, lambda client: client.drain_machines(request), _print_plans)
 
 
 @machine.command("undrain")
@@ -236,8 +230,7 @@ def machine_undrain(
     """End planned unavailability of machines: they are back, or the work was cancelled."""
     machines, scope = chosen(names, scopes)
     request = Undrain(machines=machines, scope=scope)
-    found: Records = target.ask(lambda client: client.undrain_machines(request))
-    show.emit(output, found, lambda: _print_plans(found.machines))
+    target.show(output, lambda client: client.undrain_machines(request), _print_plans)
 
 
 @machine.command("import")
@@ -306,8 +299,7 @@ def machine_lend(target: Target, name: str, borrower: str, donor: str | None, ou
 def machine_revoke(target: Target, names: tuple[str, ...], within: float, output: str) -> None:
     """Revoke loans: the borrower's tasks move away, then the machines return."""
     request = Revoke(machines=list(names), return_within_s=within)
-    found: Records = target.ask(lambda client: client.revoke_machines(request))
-    show.emit(output, found, lambda: _print_plans(found.machines))
+    target.show(output, lambda client: client.revoke_machines(request), _print_plans)
 
 
 @also(machine, "remove")

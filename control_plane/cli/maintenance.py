@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -21,11 +20,12 @@ from control_plane.api.maintenance import (
 )
 from control_plane.cli import show
 from control_plane.cli.machines import chosen, scope_option
-from control_plane.cli.program import Target, shows_answer
+from control_plane.cli.program import Target, options, shows_answer
 from control_plane.cli.show import output_option
 from wire.options import seconds
 
 _READY_SHOWN = 20
+_WORKS, _WITHINS = [w.value for w in Work], [w.value for w in Within]
 
 
 @click.group()
@@ -33,82 +33,74 @@ def maintenance() -> None:
     """Work on machines: its effect, its waves, and its progress."""
 
 
-def _request_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that describe the work."""
-    works, withins = [w.value for w in Work], [w.value for w in Within]
-    options = [
-        click.argument("plan"),
-        click.argument("names", nargs=-1, metavar="[MACHINE]..."),
-        scope_option,
-        click.option("--work", type=click.Choice(works), default="repair", show_default=True),
-        click.option(
-            "--reason", required=True, help="Shown with the plan, its machines and their tasks."
+_request_options = options(
+    click.argument("plan"),
+    click.argument("names", nargs=-1, metavar="[MACHINE]..."),
+    scope_option,
+    click.option("--work", type=click.Choice(_WORKS), default="repair", show_default=True),
+    click.option(
+        "--reason", required=True, help="Shown with the plan, its machines and their tasks."
+    ),
+    click.option(
+        "--start", "start_in_s", type=seconds(), default="0s", help="Of the first wave, from now."
+    ),
+    click.option(
+        "--deadline",
+        "deadline_s",
+        type=seconds(),
+        help="From the start of a wave; overrides the durations by work.",
+    ),
+    click.option(
+        "--duration",
+        "duration_s",
+        type=seconds(),
+        help="Duration of the work, from the deadline on.",
+    ),
+    click.option(
+        "--tasks-survive", is_flag=True, help="Tasks continue to run, but cannot be reached."
+    ),
+    click.option(
+        "--wave-size",
+        type=click.IntRange(0, 1000),
+        default=0,
+        help="Maximum number of machines of a wave.",
+    ),
+    click.option(
+        "--within",
+        type=click.Choice(_WITHINS),
+        help="A wave stays within one of these.",
+    ),
+    click.option(
+        "--return-within",
+        "return_within_s",
+        type=seconds(),
+        default="1h",
+        show_default=True,
+        help=(
+            "Time after the end of a wave within which its machines must be back, or "
+            "the plan pauses."
         ),
-        click.option("--start", type=seconds(), default="0s", help="Of the first wave, from now."),
-        click.option(
-            "--deadline",
-            type=seconds(),
-            help="From the start of a wave; overrides the durations by work.",
-        ),
-        click.option(
-            "--duration", type=seconds(), help="Duration of the work, from the deadline on."
-        ),
-        click.option(
-            "--tasks-survive", is_flag=True, help="Tasks continue to run, but cannot be reached."
-        ),
-        click.option(
-            "--wave-size",
-            type=click.IntRange(0, 1000),
-            default=0,
-            help="Maximum number of machines of a wave.",
-        ),
-        click.option(
-            "--within", type=click.Choice(withins), help="A wave stays within one of these."
-        ),
-        click.option(
-            "--return-within",
-            type=seconds(),
-            default="1h",
-            show_default=True,
-            help=(
-                "Time after the end of a wave within which its machines must be back, or "
-                "the plan pauses."
-            ),
-        ),
-        click.option(
-            "--ends", type=click.Choice([e.value for e in Ends]), help="[default: by kind of work]"
-        ),
-        click.option(
-            "--shed-watts",
-            type=click.IntRange(min=0),
-            default=0,
-            help="Watts to shed, for power-cap.",
-        ),
-        output_option,
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+    ),
+    click.option(
+        "--ends", type=click.Choice([e.value for e in Ends]), help="[default: by kind of work]"
+    ),
+    click.option(
+        "--shed-watts",
+        "shed_w",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Watts to shed, for power-cap.",
+    ),
+    output_option,
+)
+"""The options that describe the work."""
 
 
 def _request(values: dict[str, Any], *, despite: bool = False) -> MaintenanceRequest:
-    machines, scope = chosen(values["names"], values["scopes"])
-    return MaintenanceRequest(
-        machines=machines,
-        scope=scope,
-        work=Work(values["work"]),
-        reason=values["reason"],
-        start_in_s=values["start"],
-        deadline_s=values["deadline"],
-        duration_s=values["duration"],
-        tasks_survive=values["tasks_survive"],
-        wave_size=values["wave_size"],
-        within=Within(values["within"]) if values["within"] else None,
-        return_within_s=values["return_within"],
-        ends=Ends(values["ends"]) if values["ends"] else None,
-        shed_w=values["shed_watts"],
-        despite=despite,
-    )
+    machines, scope = chosen(values.pop("names"), values.pop("scopes"))
+    for name, kind in (("work", Work), ("within", Within), ("ends", Ends)):
+        values[name] = kind(values[name]) if values[name] else None
+    return MaintenanceRequest(machines=machines, scope=scope, despite=despite, **values)
 
 
 @maintenance.command("plan")

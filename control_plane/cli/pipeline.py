@@ -241,10 +241,7 @@ def _ask(target: Target, work: Callable[[ConveyorClient], Awaitable[T]]) -> T:
 def _show(view: PipelineView, output: str) -> None:
     from conveyor.core.status_page import status_lines
 
-    def lines() -> None:
-        show.lines(*status_lines(view))
-
-    show.emit(output, view, lines)
+    show.emit(output, view, lambda: show.lines(*status_lines(view)))
 
 
 def _print_history(found: RunHistory, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -25,7 +26,7 @@ def profile() -> None:
 @click.option("--reason", required=True, help="Shown with the change.")
 @click.option("--at-once", type=click.IntRange(1, 1000), default=1, show_default=True,
               help="Number of machines that are changed together.")  # fmt: skip
-@click.option("--gate", type=seconds(), default="1m", show_default=True,
+@click.option("--gate", "gate_s", type=seconds(), default="1m", show_default=True,
               help="Time for which a machine must be healthy before the next one.")  # fmt: skip
 @click.option("--failures", type=click.IntRange(1, 1000), default=1, show_default=True,
               help="Number of failed machines after which all are rolled back.")  # fmt: skip
@@ -35,21 +36,16 @@ def propose(
     target: Target,
     entitlement: str,
     file: Path,
-    reason: str,
-    at_once: int,
-    gate: float,
-    failures: int,
     dry_run: bool,
     output: str,
+    **given: Any,
 ) -> None:
     """Roll out the profile of FILE to the machines of ENTITLEMENT, a few at a time.
 
     FILE is TOML, extends their present profile, and has only settings open to owners. Changes that
     need a boot, or disturb tasks, wait until the tasks have left, within the budgets of their jobs.
     """
-    request = ProfileProposal(
-        text=_read(file), reason=reason, at_once=at_once, gate_s=gate, failures=failures
-    )
+    request = ProfileProposal(text=_read(file), **given)
     found = target.ask(lambda client: client.propose_profile(entitlement, request, dry_run=dry_run))
     if dry_run:
         show.emit(output, found, lambda: click.echo("valid, nothing changed"))

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from wire.client import WireClient
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound="WireClient")
 
 DEFAULT_ENDPOINT = "unix:/run/twine/control-plane.sock"
@@ -95,10 +94,10 @@ def shows_answer(command: Callable[..., Any]) -> Callable[..., Any]:
     return show.output_option(click.pass_obj(command))
 
 
-def options(*given: Callable[[F], F]) -> Callable[[F], F]:
-    """Return a decorator that adds options to a command; its help lists them in this order."""
+def options(*given: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a decorator that applies several; help lists their options in this order."""
 
-    def decorate(command: F) -> F:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(given):
             command = option(command)
         return command

@@ -50,41 +50,26 @@ def main() -> None:
     """
 
 
-_COMMANDS = (
-    *(job, pipeline, task, plan_offline, machine, maintenance, rebalance, limit, profile),
-    *(entitlement, capacity, autoscale, work, shard, image, token),
-    *(role, user, group, whoami, audit, authority, restored, status, ui),
-)
-for _command in _COMMANDS:
-    main.add_command(_command)
-shard.add_command(shard_add)
-machine.add_command(machine_label)
-machine.add_command(machine_held_back)
-machine.add_command(machine_confirm_down)
-machine.add_command(machine_revoke_identity)
-machine.add_command(machine_duplicates)
-machine.add_command(machine_forget_duplicate)
-job.add_command(plan)
-job.add_command(job_show)
-job.add_command(job_history)
-job.add_command(explain)
-job.add_command(events)
-job.add_command(shards)
-for command in (
-    pause,
-    resume,
-    restart,
-    rollback,
-    move,
-    intents,
-    push,
-    scale,
-    canary,
-    hold,
-    runtime,
-    adopt,
-):
-    job.add_command(command)
+_COMMANDS: dict[click.Group, tuple[click.Command, ...]] = {
+    main: (
+        *(job, pipeline, task, plan_offline, machine, maintenance, rebalance, limit, profile),
+        *(entitlement, capacity, autoscale, work, shard, image, token),
+        *(role, user, group, whoami, audit, authority, restored, status, ui),
+    ),
+    shard: (shard_add,),
+    machine: (
+        *(machine_label, machine_held_back, machine_confirm_down, machine_revoke_identity),
+        *(machine_duplicates, machine_forget_duplicate),
+    ),
+    job: (
+        *(plan, job_show, job_history, explain, events, shards),
+        *(pause, resume, restart, rollback, move),
+        *(intents, push, scale, canary, hold, runtime, adopt),
+    ),
+}
+for _group, _commands in _COMMANDS.items():
+    for _command in _commands:
+        _group.add_command(_command)
 
 
 @main.command("manual")

@@ -180,8 +180,4 @@ def restart(target: Target, name: str, reason: str, at_once: bool, output: str) 
     job, index = task_named(name)
     request = RestartRequest(reason=reason[:REASON_MAX], now=at_once)
     found = target.ask(lambda client: client.restart_task(job, index, request))
-
-    def lines() -> None:
-        show.lines(*head(name, found))
-
-    show.emit(output, found, lines)
+    show.emit(output, found, lambda: show.lines(*head(name, found)))

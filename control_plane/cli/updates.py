@@ -10,15 +10,11 @@ from control_plane.api.jobs import JobStatus
 from control_plane.cli import follow, show
 from control_plane.cli.program import Target, shows_answer
 from control_plane.cli.show import output_option
-from wire.options import seconds
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
 _WAIT = click.option("--wait", is_flag=True, help="Return when all tasks are healthy and updated.")
-_TIMEOUT = click.option(
-    "--timeout", type=seconds(), default="10m", show_default=True, help="Time limit of --wait."
-)
 
 
 @click.command()
@@ -32,40 +28,30 @@ def pause(target: Target, name: str, output: str) -> None:
     _change(target, "pause", name, output)
 
 
-@click.command()
-@click.argument("name")
-@output_option
-@_WAIT
-@_TIMEOUT
-@click.pass_obj
-def resume(target: Target, name: str, output: str, wait: bool, timeout: float) -> None:
-    """Continue the update of job NAME."""
-    _change(target, "resume", name, output, timeout if wait else None)
+def _update(verb: str, text: str) -> click.Command:
+    @click.command(verb, help=text)
+    @click.argument("name")
+    @output_option
+    @_WAIT
+    @follow.timeout_option
+    @click.pass_obj
+    def change(target: Target, name: str, output: str, wait: bool, timeout: float) -> None:
+        _change(target, verb, name, output, timeout if wait else None)
+
+    return change
 
 
-@click.command()
-@click.argument("name")
-@output_option
-@_WAIT
-@_TIMEOUT
-@click.pass_obj
-def restart(target: Target, name: str, output: str, wait: bool, timeout: float) -> None:
-    """Restart every task of job NAME on its machine, as many at once as an update may."""
-    _change(target, "restart", name, output, timeout if wait else None)
-
-
-@click.command()
-@click.argument("name")
-@output_option
-@_WAIT
-@_TIMEOUT
-@click.pass_obj
-def rollback(target: Target, name: str, output: str, wait: bool, timeout: float) -> None:
+resume = _update("resume", "Continue the update of job NAME.")
+restart = _update(
+    "restart", "Restart every task of job NAME on its machine, as many at once as an update may."
+)
+rollback = _update(
+    "rollback",
     """Go back to the specification of job NAME's previous version.
 
     The number of tasks and the update policy stay as they are now.
-    """
-    _change(target, "rollback", name, output, timeout if wait else None)
+    """,
+)
 
 
 @click.command()
@@ -73,7 +59,7 @@ def rollback(target: Target, name: str, output: str, wait: bool, timeout: float)
 @click.option("--entitlement", required=True, help="Entitlement to which it moves.")
 @output_option
 @_WAIT
-@_TIMEOUT
+@follow.timeout_option
 @click.pass_obj
 def move(
     target: Target, name: str, entitlement: str, output: str, wait: bool, timeout: float
