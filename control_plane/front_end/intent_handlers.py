@@ -15,11 +15,13 @@ class IntentHandlers(Handlers):
 
     async def pause_job(self, call: Call) -> JobStatus:
         """Hold back an update."""
-        return await self._plane.pause_job(call.path["job"], paused=True)
+        job, expect = call.path["job"], call.whole("expect")
+        return await self._plane.pause_job(job, paused=True, expect=expect)
 
     async def resume_job(self, call: Call) -> JobStatus:
         """Continue an update."""
-        return await self._plane.pause_job(call.path["job"], paused=False)
+        job, expect = call.path["job"], call.whole("expect")
+        return await self._plane.pause_job(job, paused=False, expect=expect)
 
     async def restart_job(self, call: Call) -> JobStatus:
         """Start every task again."""
