@@ -137,14 +137,18 @@ def make_app(
     spec = msgspec.json.encode(document(title, version, routes))
 
     async def openapi(request: web.Request) -> web.Response:
-        authorize(request, Route("openapi", "GET", "/openapi.json"))
+        route = Route("openapi", "GET", "/openapi.json")
+        authorize(request, route)
+        _check_parameters(route, request)
         return web.Response(body=spec, content_type="application/json")
 
     app.router.add_get("/openapi.json", openapi)
     if metrics is not None:
 
         async def scrape(request: web.Request) -> web.Response:
-            authorize(request, Route("metrics", "GET", "/metrics"))
+            route = Route("metrics", "GET", "/metrics")
+            authorize(request, route)
+            _check_parameters(route, request)
             text = metrics()
             return web.Response(
                 body=text if isinstance(text, bytes) else await text,
