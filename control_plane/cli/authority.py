@@ -52,7 +52,7 @@ def _command(step: Step, text: str) -> None:
     @output_option
     @click.pass_obj
     def take(target: Target, output: str, force: bool) -> None:
-        found: AuthorityView = target.ask(lambda client: client.step_roots(step, force=force))
+        found = target.ask(lambda client: client.step_roots(step, force=force))
         show.emit(output, found, lambda: _print(found))
 
 

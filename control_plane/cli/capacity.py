@@ -15,8 +15,6 @@ from control_plane.api.capacity_report import (
     PowerBudget,
 )
 from control_plane.api.elastic import (
-    Buffers,
-    CapacitySignal,
     ElasticReport,
     LoanView,
     PoolElasticity,
@@ -44,7 +42,7 @@ def capacity() -> None:
 @shows_answer
 def capacity_report(target: Target, by: str | None, output: str) -> None:
     """Show the capacity of the region, of its entitlements, or of its parts."""
-    found: CapacityReport = target.ask(lambda client: client.get_capacity())
+    found = target.ask(lambda client: client.get_capacity())
     show.emit(output, found, lambda: _print(found, by))
 
 
@@ -53,7 +51,7 @@ def capacity_report(target: Target, by: str | None, output: str) -> None:
 @shows_answer
 def capacity_elastic(target: Target, *, one_by_one: bool, output: str) -> None:
     """Show loans and borrowers, entitlements that wait, and how promises were kept."""
-    found: ElasticReport = target.ask(lambda client: client.get_elastic())
+    found = target.ask(lambda client: client.get_elastic())
     show.emit(output, found, lambda: _print_elastic(found, one_by_one=one_by_one))
 
 
@@ -61,7 +59,7 @@ def capacity_elastic(target: Target, *, one_by_one: bool, output: str) -> None:
 @shows_answer
 def capacity_buffers(target: Target, output: str) -> None:
     """Show the spare machines that the region needs, and that owners would need separately."""
-    found: Buffers = target.ask(lambda client: client.get_buffers())
+    found = target.ask(lambda client: client.get_buffers())
 
     def as_table() -> None:
         rows = [(b.kind, b.central, b.siloed, b.why) for b in found.buffers]
@@ -77,7 +75,7 @@ def capacity_buffers(target: Target, output: str) -> None:
 @shows_answer
 def capacity_signal(target: Target, entitlement: str, output: str) -> None:
     """Show the capacity of a borrower against its request: full, short or absent."""
-    found: CapacitySignal = target.ask(lambda client: client.get_signal(entitlement))
+    found = target.ask(lambda client: client.get_signal(entitlement))
     rows = [
         ("state", found.state),
         ("on loan", found.machines),

@@ -15,10 +15,7 @@ from agent.api.relaxations import TO_BE_ALLOWED
 from control_plane.api.capacity import (
     EntitlementChange,
     EntitlementRequest,
-    EntitlementRequests,
-    Entitlements,
     EntitlementSpec,
-    EntitlementView,
     RequestState,
 )
 from control_plane.api.entitlement_rules import entitlement_relations
@@ -163,7 +160,7 @@ def entitlement_request(target: Target, /, name: str, output: str, **given: Any)
     if given.pop("delete"):
         change = EntitlementChange(spec=None, reason=given["reason"], queue=True)
     else:
-        known: Entitlements = target.ask(lambda client: client.list_entitlements())
+        known = target.ask(lambda client: client.list_entitlements())
         exists = any(view.record.name == name for view in known.entitlements)
         change = _change(_present(target, name) if exists else {}, given, queue=True)
     _ask(target, name, change, output)
@@ -182,7 +179,7 @@ def entitlement_delete(target: Target, name: str, reason: str, output: str) -> N
 @shows_answer
 def entitlement_list(target: Target, output: str) -> None:
     """Show all entitlements and the machines that they hold."""
-    found: Entitlements = target.ask(lambda client: client.list_entitlements())
+    found = target.ask(lambda client: client.list_entitlements())
     rows = [
         (
             view.record.name,
@@ -207,7 +204,7 @@ def entitlement_list(target: Target, output: str) -> None:
 @shows_answer
 def entitlement_show(target: Target, name: str, output: str) -> None:
     """Show one entitlement: its quota, its machines, its jobs, and requests for it."""
-    found: EntitlementView = target.ask(lambda client: client.get_entitlement(name))
+    found = target.ask(lambda client: client.get_entitlement(name))
     spec = found.record.spec
     rows = [
         ("quota", _quota(spec)),
@@ -236,7 +233,7 @@ def entitlement_show(target: Target, name: str, output: str) -> None:
 @shows_answer
 def entitlement_requests(target: Target, decided: bool, output: str) -> None:
     """Show the requests that wait for a decision."""
-    found: EntitlementRequests = target.ask(lambda client: client.list_requests(decided=decided))
+    found = target.ask(lambda client: client.list_requests(decided=decided))
     rows = [
         (
             request.request_id,
@@ -304,7 +301,7 @@ def _in_words(made: EntitlementRequest) -> str:
 
 
 def _present(target: Target, name: str) -> dict[str, Any]:
-    view: EntitlementView = target.ask(lambda client: client.get_entitlement(name))
+    view = target.ask(lambda client: client.get_entitlement(name))
     present = msgspec.to_builtins(view.record.spec)
     assert isinstance(present, dict)
     return present

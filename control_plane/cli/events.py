@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.api import Exit, exit_text
-from control_plane.api.operations import REASON_MAX, JobEvent, JobEvents, MoveRequest, TaskStory
+from control_plane.api.operations import REASON_MAX, JobEvent, MoveRequest, TaskStory
 from control_plane.cli import show
+from control_plane.cli.jobs import job
 from control_plane.cli.program import Target, shows_answer
 from wire.errors import InvalidInput
 from wire.options import a_name, also
@@ -23,14 +24,14 @@ _COLUMNS = ("nr", "end", "took", "task", "operation", "cause", "outcome", "machi
 _TASK = re.compile(r"(.+)-([0-9]{1,6})")
 
 
-@click.command()
+@job.command()
 @click.argument("name")
 @click.option("--after", type=click.IntRange(0), default=0, help="Only events after this number.")
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True)
 @shows_answer
 def events(target: Target, name: str, after: int, limit: int, output: str) -> None:
     """Show the operations on the tasks of job NAME, oldest first; also after the job is gone."""
-    found: JobEvents = target.ask(lambda client: client.job_events(name, after, limit))
+    found = target.ask(lambda client: client.job_events(name, after, limit))
 
     def lines() -> None:
         show.table(_COLUMNS, _rows(name, found.events))

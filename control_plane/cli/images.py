@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.api import ImageFormat, ImageInfo, Images, ImageSignature, NamedImage
+from agent.api import ImageFormat, ImageInfo, ImageSignature, NamedImage
 from control_plane.cli import show
 from control_plane.cli.program import Target, shows_answer
 from control_plane.images.formats import HEAD_BYTES, format_of
@@ -81,7 +81,7 @@ def push(target: Target, file: Path, form: str | None, names: tuple[str, ...], o
 @shows_answer
 def list_(target: Target, output: str) -> None:
     """Show all images of the image store."""
-    found: Images = target.ask(lambda client: client.list_images())
+    found = target.ask(lambda client: client.list_images())
     rows = [
         (
             ", ".join(i.names) or "-",
@@ -110,7 +110,7 @@ def name_(target: Target, digest: str, name: str, output: str) -> None:
 
 def names_of(target: Target) -> dict[str, str]:
     """Return each name of an image, and the digest that it means now."""
-    found: Images = target.ask(lambda client: client.list_images())
+    found = target.ask(lambda client: client.list_images())
     return {name: info.digest for info in found.images for name in info.names}
 
 

@@ -23,6 +23,7 @@ from control_plane.api.intents import Dimension, StoredIntent
 from control_plane.cli import show
 from control_plane.cli.images import names_of
 from control_plane.cli.jobfile import digest_of, read_job
+from control_plane.cli.jobs import job
 from control_plane.cli.program import Target, options, shows_answer
 from control_plane.cli.show import output_option
 from wire.options import part, seconds
@@ -69,7 +70,7 @@ def _config_option(text: str) -> Callable[[Any], Any]:
     )
 
 
-@click.command()
+@job.command()
 @click.argument("name")
 @shows_answer
 def intents(target: Target, name: str, output: str) -> None:
@@ -77,7 +78,7 @@ def intents(target: Target, name: str, output: str) -> None:
     _show(target.ask(lambda client: client.get_intents(name)), output)
 
 
-@click.command()
+@job.command()
 @_options
 @click.option(
     "--file", type=click.Path(path_type=Path), help="The job file to push, except its size."
@@ -115,7 +116,7 @@ def push(
     _put(target, name, Dimension.PUSH, change, output)
 
 
-@click.command()
+@job.command()
 @_options
 @click.option("--tasks", type=click.IntRange(0, 15_000), required=True, help="Number of tasks.")
 @click.option("--minimum", type=click.IntRange(0, 15_000), help="Lower bound.")
@@ -125,7 +126,7 @@ def scale(target: Target, name: str, output: str, **given: Any) -> None:
     _put(target, name, Dimension.SIZE, SizeChange(**given), output)
 
 
-@click.command()
+@job.command()
 @_options
 @click.option("--tasks", type=click.IntRange(1, 15_000), default=1, show_default=True)
 @click.option("--share", type=part(of_some=True), help="Instead of --tasks.")
@@ -186,7 +187,7 @@ def _environment(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-@click.command()
+@job.command()
 @_options
 @click.option("--for", "lasts_s", type=seconds(), help="Time after which it ends.")
 @click.option("--end", is_flag=True, help="End the hold now.")
@@ -206,7 +207,7 @@ def hold(
     _put(target, name, Dimension.HOLD, HoldChange(lasts_s=lasts_s, **meta), output)
 
 
-@click.command()
+@job.command()
 @click.argument("name")
 @_TAKE_OVER
 @_REASON
@@ -216,7 +217,7 @@ def adopt(target: Target, name: str, take_over: bool, reason: str, output: str) 
 
     Nothing changes and no task restarts. From then on a job file of another writer changes neither.
     """
-    known: JobIntents = target.ask(lambda client: client.get_intents(name))
+    known = target.ask(lambda client: client.get_intents(name))
     known_intents = {view.dimension: view.intent for view in known.intents}
     push, size = known_intents.get(Dimension.PUSH), known_intents.get(Dimension.SIZE)
     meta: dict[str, Any] = {"reason": reason or "adopted", "take_over": take_over}
@@ -234,7 +235,7 @@ def _version(intent: StoredIntent | None) -> int:
     return 0 if intent is None else intent.version
 
 
-@click.command()
+@job.command()
 @_options
 @click.option("--to", "runtime", required=True, help="Name of the runtime.")
 def runtime(target: Target, name: str, runtime: str, output: str, **meta: Any) -> None:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from agent.api import exit_text
-from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
+from control_plane.api.jobs import JobSpec, JobStatus
 from control_plane.cli import follow, show
 from control_plane.cli.images import names_of
 from control_plane.cli.jobfile import read_job
@@ -95,7 +95,7 @@ def status(target: Target, name: str, watch: bool, wait: bool, timeout: float, o
 @shows_answer
 def list_(target: Target, output: str) -> None:
     """Show all jobs."""
-    found: Jobs = target.ask(lambda client: client.list_jobs())
+    found = target.ask(lambda client: client.list_jobs())
     called = _called(target) if output == "table" else {}
     rows = [
         (
@@ -150,7 +150,7 @@ def stop(target: Target, name: str, wait: bool, timeout: float, output: str) -> 
 @shows_answer
 def endpoints(target: Target, name: str, shard: str | None, output: str) -> None:
     """Show the addresses of the healthy tasks of a job."""
-    found: Endpoints = target.ask(
+    found = target.ask(
         lambda client: client.shard(name, shard) if shard else client.endpoints(name)
     )
     rows = [
@@ -193,18 +193,18 @@ def _called(target: Target) -> dict[str, list[str]]:
     return found
 
 
-def _print_status(status: JobStatus, called: Mapping[str, list[str]] | None = None) -> None:
+def _print_status(status: JobStatus, called: Mapping[str, list[str]]) -> None:
     show.lines(*_head(status, called))
     show.table(_TASK_COLUMNS, _task_rows(status))
 
 
-def _head(status: JobStatus, called: Mapping[str, list[str]] | None = None) -> list[str]:
+def _head(status: JobStatus, called: Mapping[str, list[str]]) -> list[str]:
     """Return the lines above the tasks; each reason once, however many tasks share it.
 
     `called`: the names of images by digest.
     """
     spec = status.record.spec
-    names = (called or {}).get(spec.image, ())
+    names = called.get(spec.image, ())
     why = follow.reasons(status) or [status.detail]
     return [
         f"job {status.record.name}: {follow.summary(status)}",

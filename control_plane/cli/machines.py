@@ -11,7 +11,6 @@ import click
 
 from control_plane.api.inventory import (
     Drain,
-    ImportResult,
     Lend,
     MachineScope,
     Records,
@@ -23,7 +22,6 @@ from control_plane.api.machines import (
     MachineRecord,
     MachineState,
     MachineView,
-    Token,
     TokenRequest,
 )
 from control_plane.cli import show
@@ -254,7 +252,7 @@ def machine_import(
     """
     chosen = format_ or ("json" if file.suffix.lower() == ".json" else "csv")
     data = file.read_bytes()
-    found: ImportResult = target.ask(
+    found = target.ask(
         lambda client: client.import_machines(data, chosen, dry_run=dry_run, simulated=simulated)
     )
     verb = "would be " if found.dry_run else ""
@@ -281,7 +279,7 @@ def machine_import(
 def machine_lend(target: Target, name: str, borrower: str, donor: str | None, output: str) -> None:
     """Give a whole, empty machine to another entitlement for a while."""
     request = Lend(machine=name, borrower=borrower, donor=donor or "")
-    found: MachineRecord = target.ask(lambda client: client.lend_machine(request))
+    found = target.ask(lambda client: client.lend_machine(request))
     line = f"machine {name}: lent to {borrower} by {donor or 'the free pool'}"
     show.emit(output, found, lambda: show.lines(line))
 
@@ -326,7 +324,7 @@ def token() -> None:
 def token_create(target: Target, host: str, ttl: float, output: str) -> None:
     """Make a token for one host; -o table prints the command to run there."""
     request = TokenRequest(machine=host, ttl_s=ttl)
-    made: Token = target.ask(lambda client: client.create_token(request))
+    made = target.ask(lambda client: client.create_token(request))
     command = (
         f"twine-agent join {made.url} --token {made.token} --ca-hash {made.ca_hash} "
         f"--name {made.machine} --address HOST:7443"

@@ -11,7 +11,6 @@ from control_plane.api.maintenance import (
     Ends,
     GoOn,
     MaintenanceRequest,
-    Plans,
     PlanView,
     Preview,
     Reported,
@@ -131,7 +130,7 @@ def maintenance_apply(
 @shows_answer
 def maintenance_list(target: Target, output: str) -> None:
     """Show all plans, the newest first."""
-    found: Plans = target.ask(lambda client: client.list_plans())
+    found = target.ask(lambda client: client.list_plans())
     rows = [
         (
             view.plan.name,

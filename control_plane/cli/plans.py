@@ -17,6 +17,7 @@ from control_plane.cli import show
 from control_plane.cli.images import names_of
 from control_plane.cli.job_specs import changed_fields, differences
 from control_plane.cli.jobfile import read_job
+from control_plane.cli.jobs import job
 from control_plane.cli.program import Target, shows_answer
 from wire.errors import NotFound
 
@@ -29,7 +30,7 @@ _RESULT = "this is the result of the update; its batches, canaries and waits are
 _IN_TURN = "an update chooses machines task by task, so moved tasks may get other ones than these"
 
 
-@click.command()
+@job.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Override the file.")
 @shows_answer
@@ -48,7 +49,7 @@ def plan(target: Target, file: Path, settings: tuple[str, ...], output: str) -> 
     show.emit(output, _as_json(found, spec, before), lambda: _print_plan(found, spec, before))
 
 
-@click.command()
+@job.command()
 @click.argument("name")
 @shows_answer
 def explain(target: Target, name: str, output: str) -> None:

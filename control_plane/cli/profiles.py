@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from control_plane.api.profiles import TEXT_MAX, ProfileProposal, ProfileStats, ProfileView
+from control_plane.api.profiles import TEXT_MAX, ProfileProposal, ProfileView
 from control_plane.cli import show
 from control_plane.cli.program import Target, shows_answer
 from wire.errors import InvalidInput
@@ -73,7 +73,7 @@ def rollback(target: Target, entitlement: str, output: str) -> None:
 @shows_answer
 def stats(target: Target, output: str) -> None:
     """Show how long the last switch of each host took, by kind of setting."""
-    found: ProfileStats = target.ask(lambda client: client.profile_stats())
+    found = target.ask(lambda client: client.profile_stats())
     rows = [
         (row.setting, row.switches, _time(row.p50_ms), _time(row.p90_ms)) for row in found.settings
     ]

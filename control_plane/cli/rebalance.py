@@ -39,7 +39,7 @@ def rebalance() -> None:
 @click.pass_obj
 def rebalance_plan(target: Target, every: bool, output: str) -> None:
     """Show the moves that the ReBalancer would make now, and their gain; nothing moves."""
-    found: RebalancePlan = target.ask(lambda client: client.plan_rebalance())
+    found = target.ask(lambda client: client.plan_rebalance())
     if output == "svg":
         from control_plane.cli.rebalance_picture import picture
 

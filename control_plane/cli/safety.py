@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from control_plane.api.limits import Lift, LimitName, LimitView, LimitViews
-from control_plane.api.restored import FoundTask, Restored, RestoredView
+from control_plane.api.limits import Lift, LimitName, LimitView
+from control_plane.api.restored import FoundTask, RestoredView
 from control_plane.cli import show
 from control_plane.cli.program import Target, shows_answer
 from wire.options import also, seconds
@@ -20,7 +20,7 @@ def limit() -> None:
 @shows_answer
 def limit_list(target: Target, output: str) -> None:
     """Show all limits, how much passed them, and what they hold back and why."""
-    found: LimitViews = target.ask(lambda client: client.list_limits())
+    found = target.ask(lambda client: client.list_limits())
     columns = ("limit", "per s", "at once", "passed", "held", "refused", "why, or lifted by")
     rows = [_row(view) for view in found.limits]
     show.emit(output, found, lambda: show.table(columns, rows))
@@ -43,7 +43,7 @@ def _row(view: LimitView) -> tuple[object, ...]:
 def limit_lift(target: Target, name: str, for_s: float, reason: str, output: str) -> None:
     """Lift limit NAME for a while; --for 0s restores it."""
     request = Lift(for_s=for_s, reason=reason)
-    found: LimitView = target.ask(lambda client: client.lift_limit(name, request))
+    found = target.ask(lambda client: client.lift_limit(name, request))
     text = f"limit {name}: lifted for {show.duration(found.lifted_for_s)}"
     text = text if found.lifted_for_s else f"limit {name} holds"
     show.emit(output, found, lambda: show.lines(text))
@@ -94,7 +94,7 @@ def _task_row(task: FoundTask) -> tuple[object, ...]:
 @shows_answer
 def restored_release(target: Target, output: str) -> None:
     """Let the control plane act on the restored store; tasks unknown to it stay untouched."""
-    found: Restored = target.ask(lambda client: client.release_restored())
+    found = target.ask(lambda client: client.release_restored())
     show.emit(
         output,
         found,

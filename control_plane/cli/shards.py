@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, cast
 import click
 from msgspec.structs import replace
 
-from control_plane.api.ownership import ShardLoad, ShardLoads, ShardMoved
+from control_plane.api.ownership import ShardLoad, ShardMoved
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.cli import show
+from control_plane.cli.jobs import job
 from control_plane.cli.program import Target, shows_answer
 from control_plane.shards.core.scopes import best_of_each_scope, in_words, stuck
 from wire.errors import Conflict, InvalidInput, NotFound
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
 
-@click.command()
+@job.command()
 @click.argument("name")
 @click.option(
     "--set",
@@ -66,7 +67,7 @@ def shard() -> None:
 @shows_answer
 def shard_list(target: Target, output: str) -> None:
     """Show the load of each shard; the one with the least gets a new entitlement."""
-    found: ShardLoads = target.ask(lambda client: client.list_shards())
+    found = target.ask(lambda client: client.list_shards())
     has = ("machines", "load", "entitlements", "jobs", "tasks")
     columns = ("shard", "scope", *has, "moving to it", "host")
     rows = [_row(load) for load in found.shards]
@@ -84,7 +85,7 @@ def _row(load: ShardLoad) -> tuple[object, ...]:
 @shows_answer
 def shard_show(target: Target, number: int, output: str) -> None:
     """Show the scope of a shard, its entitlements, and where they are pinned to."""
-    found: ShardLoads = target.ask(lambda client: client.list_shards())
+    found = target.ask(lambda client: client.list_shards())
     load = next((one for one in found.shards if one.shard == number), None)
     if load is None:
         raise NotFound(f"there is no shard {number}", hint="twinectl shard list")
@@ -104,9 +105,7 @@ def shard_show(target: Target, number: int, output: str) -> None:
 @shows_answer
 def shard_move(target: Target, entitlement: str, to: int, plan: bool, output: str) -> None:
     """Give an entitlement to another shard; no task restarts."""
-    moved: ShardMoved = target.ask(
-        lambda client: client.move_entitlement(entitlement, to, dry_run=plan)
-    )
+    moved = target.ask(lambda client: client.move_entitlement(entitlement, to, dry_run=plan))
     show.emit(output, moved, lambda: show.lines(_move_text(moved, plan=plan)))
 
 

@@ -10,6 +10,7 @@ import click
 from control_plane.api.region_status import ProcessStatus, RegionStatus
 from control_plane.cli import show
 from control_plane.cli.program import Target, shows_answer
+from control_plane.cli.shards import shard
 from control_plane.cli.show import output_option
 from wire.errors import TwineError, Unreachable
 from wire.options import seconds
@@ -69,7 +70,7 @@ def _row(of: ProcessStatus) -> tuple[object, ...]:
     )
 
 
-@click.command("add")
+@shard.command("add")
 @click.argument("number", type=click.IntRange(1, 63), required=False)
 @click.option("--timeout", type=seconds(), default="5m", show_default=True, help="Time limit.")
 @shows_answer
@@ -78,7 +79,7 @@ def shard_add(target: Target, number: int | None, timeout: float, output: str) -
 
     From then on it may get new entitlements. First prints the command to run, and where.
     """
-    ready: ProcessStatus = target.ask(lambda client: _added(client, number, timeout))
+    ready = target.ask(lambda client: _added(client, number, timeout))
     text = f"shard {ready.role.removeprefix('shard-')} is ready at {ready.host}"
     show.emit(output, ready, lambda: show.lines(text))
 
