@@ -20,7 +20,7 @@ from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport
 from control_plane.api.ownership import ShardLoads, ShardMoved
 from control_plane.api.profiles import ProfileStats, ProfileView
 from control_plane.front_end.guard import Guard
-from control_plane.front_end.handlers import Handlers
+from control_plane.front_end.handlers import PlaneHandlers
 from control_plane.portal.portal import Person
 from wire.errors import InvalidInput
 from wire.fairness import Peer
@@ -30,7 +30,7 @@ from wire.server import Call
 _NAME = re.compile(ID_PATTERN)
 
 
-class CapacityHandlers(Handlers):
+class CapacityHandlers(PlaneHandlers):
     """A handler for each of `CAPACITY_ROUTES`."""
 
     _guard: Guard
@@ -138,7 +138,7 @@ def _name(call: Call) -> str:
     return name
 
 
-class ProfileHandlers(Handlers):
+class ProfileHandlers(PlaneHandlers):
     """A handler for each row of `PROFILE_ROUTES`."""
 
     async def propose_profile(self, call: Call) -> ProfileView:

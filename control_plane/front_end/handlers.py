@@ -7,7 +7,7 @@ from control_plane.roles import ControlPlane
 from wire.server import Call
 
 
-class Handlers:
+class PlaneHandlers:
     """Base of the handlers of each subject; they call the services of one control plane."""
 
     def __init__(self, plane: ControlPlane) -> None:

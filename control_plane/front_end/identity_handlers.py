@@ -11,13 +11,13 @@ from control_plane.api.duplicates import Duplicates
 from control_plane.api.machines import Token
 from control_plane.api.people import Revocation
 from control_plane.front_end.guard import Guard
-from control_plane.front_end.handlers import Handlers
+from control_plane.front_end.handlers import PlaneHandlers
 from control_plane.identity.registrar import Registrar
 from wire.peers import principal
 from wire.server import Call
 
 
-class IdentityHandlers(Handlers):
+class IdentityHandlers(PlaneHandlers):
     """A handler for each row about the identity of hosts and tasks."""
 
     _registrar: Registrar

@@ -5,12 +5,12 @@ from __future__ import annotations
 from control_plane.api.intent_changes import IntentChange, JobIntents
 from control_plane.api.jobs import JobBriefs, JobStatus
 from control_plane.api.operations import JobMove
-from control_plane.front_end.handlers import Handlers
+from control_plane.front_end.handlers import PlaneHandlers
 from control_plane.front_end.recorder import caller_of
 from wire.server import Call
 
 
-class IntentHandlers(Handlers):
+class IntentHandlers(PlaneHandlers):
     """A handler for each row of `api.intent_routes`; the caller is the writer of what it sends."""
 
     async def pause_job(self, call: Call) -> JobStatus:

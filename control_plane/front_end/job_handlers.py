@@ -8,7 +8,7 @@ from control_plane.api.jobs import Jobs, JobStatus
 from control_plane.api.operations import JobEvents, MoveRequest, RestartRequest, TaskStory
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.region_status import RegionStatus
-from control_plane.front_end.handlers import Handlers
+from control_plane.front_end.handlers import PlaneHandlers
 from control_plane.front_end.recorder import caller_of
 from control_plane.front_end.task_handlers import index_of
 from control_plane.scheduler.event_log import PAGE_MAX
@@ -18,7 +18,7 @@ from wire.server import Call
 MAX_TAIL_LINES = 100_000
 
 
-class JobHandlers(Handlers):
+class JobHandlers(PlaneHandlers):
     """A handler for each row about a job."""
 
     async def region_status(self, _: Call) -> RegionStatus:

@@ -16,7 +16,7 @@ from control_plane.api.inventory import (
 )
 from control_plane.api.machines import MachineRecord, Machines, MachineView, RegionMap
 from control_plane.broker.service import MAX_PAGE, MachineQuery
-from control_plane.front_end.handlers import Handlers
+from control_plane.front_end.handlers import PlaneHandlers
 from wire.errors import InvalidInput, TooLarge
 from wire.routes import invalid
 from wire.server import Call
@@ -28,7 +28,7 @@ MAX_INVENTORY_BYTES = 512 << 20
 FORMATS = ("csv", "json")
 
 
-class MachineHandlers(Handlers):
+class MachineHandlers(PlaneHandlers):
     """A handler for each row of `api.machine_routes`."""
 
     async def list_machines(self, call: Call) -> Machines:

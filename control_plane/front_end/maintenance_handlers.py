@@ -9,13 +9,13 @@ from control_plane.api.rebalancing import (
     RebalancePlan,
     RebalanceStatus,
 )
-from control_plane.front_end.handlers import Handlers
+from control_plane.front_end.handlers import PlaneHandlers
 from control_plane.rebalancer.planning import MODEL
 from wire.peers import principal
 from wire.server import Call
 
 
-class MaintenanceHandlers(Handlers):
+class MaintenanceHandlers(PlaneHandlers):
     """A handler for each row of `api.maintenance_routes`."""
 
     async def list_plans(self, _: Call) -> Plans:
@@ -48,7 +48,7 @@ class MaintenanceHandlers(Handlers):
         return await self._plane.maintenance.go_on(call.path["plan"], call.body)
 
 
-class RebalanceHandlers(Handlers):
+class RebalanceHandlers(PlaneHandlers):
     """A handler for each row of `api.rebalancing_routes`."""
 
     async def rebalance_status(self, _: Call) -> RebalanceStatus:

@@ -20,7 +20,7 @@ from control_plane.api.people import (
 )
 from control_plane.api.routes import object_error
 from control_plane.front_end.guard import Guard
-from control_plane.front_end.handlers import Handlers
+from control_plane.front_end.handlers import PlaneHandlers
 from control_plane.front_end.trail import MAX_PAGE, PAGE, Query, Trail
 from control_plane.identity.authority import check_user_name
 from control_plane.identity.issued import users
@@ -32,7 +32,7 @@ from wire.server import Call
 Issued = Callable[[], Awaitable[list[IssuedCredential]]]
 
 
-class PeopleHandlers(Handlers):
+class PeopleHandlers(PlaneHandlers):
     """A handler for each of `PEOPLE_ROUTES`."""
 
     _guard: Guard

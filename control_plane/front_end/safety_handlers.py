@@ -12,7 +12,7 @@ from agent.api import Ack
 from control_plane.api.health import ConfirmedDown, HeldBackMachines
 from control_plane.api.limits import LimitName, LimitView, LimitViews
 from control_plane.api.restored import Restored, RestoredView
-from control_plane.front_end.handlers import Handlers
+from control_plane.front_end.handlers import PlaneHandlers
 from control_plane.front_end.recorder import caller_of
 from control_plane.roles import ControlPlane
 from control_plane.runtime.limits import TokenBucket
@@ -27,7 +27,7 @@ user can notice (AV5); manual deletions are far below them."""
 _PEOPLE_MAX = 1000
 
 
-class SafetyHandlers(Handlers):
+class SafetyHandlers(PlaneHandlers):
     """A handler for each row of `api.health_routes`."""
 
     def __init__(self, plane: ControlPlane) -> None:

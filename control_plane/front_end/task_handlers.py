@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from control_plane.api.tasks import HostDescription, TaskDescription
-from control_plane.front_end.handlers import Handlers
+from control_plane.front_end.handlers import PlaneHandlers
 from wire.duplex import Talk
 from wire.errors import InvalidInput
 from wire.server import Call
 
 
-class TaskHandlers(Handlers):
+class TaskHandlers(PlaneHandlers):
     """A handler for each row of `api.task_routes`."""
 
     async def describe_task(self, call: Call) -> TaskDescription:
