@@ -14,12 +14,7 @@ from control_plane.api.capacity_report import (
     Line,
     PowerBudget,
 )
-from control_plane.api.elastic import (
-    ElasticReport,
-    LoanView,
-    PoolElasticity,
-    PromiseReport,
-)
+from control_plane.api.elastic import ElasticReport, LoanView, PoolElasticity, PromiseReport
 from control_plane.cli import show
 from control_plane.cli.program import Target, shows_answer
 from wire.units import about_size

@@ -9,14 +9,7 @@ from typing import Any
 
 import click
 
-from control_plane.api.inventory import (
-    Drain,
-    Lend,
-    MachineScope,
-    Records,
-    Revoke,
-    Undrain,
-)
+from control_plane.api.inventory import Drain, Lend, MachineScope, Records, Revoke, Undrain
 from control_plane.api.machines import (
     EventKind,
     MachineRecord,

@@ -6,10 +6,7 @@ import time
 
 import click
 
-from control_plane.api.people import (
-    GroupSpec,
-    Role,
-)
+from control_plane.api.people import GroupSpec, Role
 from control_plane.cli import show
 from control_plane.cli.machines import machine
 from control_plane.cli.program import Target, shows_answer

@@ -14,13 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from agent.api import (
-    Ack,
-    ImageFormat,
-    ImageInfo,
-    Images,
-    Liveness,
-)
+from agent.api import Ack, ImageFormat, ImageInfo, Images, Liveness
 from control_plane.api.intent_changes import JobIntents, SizeChanges, SizesWritten
 from control_plane.api.intents import Dimension
 from control_plane.api.jobs import Endpoints, JobRecord
