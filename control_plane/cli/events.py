@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -113,7 +112,7 @@ def _rows(job: str, found: Iterable[JobEvent]) -> list[tuple[object, ...]]:
     return [
         (
             event.seq,
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.end)),
+            show.local_time(event.end),
             show.duration(event.end - event.start),
             f"{job}-{event.task}" if event.task is not None else job,
             event.kind.value,

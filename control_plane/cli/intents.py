@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -281,8 +280,8 @@ def _show(found: JobIntents, output: str) -> None:
                 view.dimension,
                 view.intent.writer or "-",
                 view.intent.version,
-                _date(view.intent.since),
-                "-" if view.intent.expires_at is None else _date(view.intent.expires_at),
+                show.local_time(view.intent.since),
+                "-" if view.intent.expires_at is None else show.local_time(view.intent.expires_at),
                 view.effect,
                 view.waits_for or "-",
                 view.intent.reason or "-",
@@ -294,7 +293,3 @@ def _show(found: JobIntents, output: str) -> None:
         show.table(("job version", "tasks wanted", "running", "why"), runs)
 
     show.emit(output, found, text)
-
-
-def _date(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

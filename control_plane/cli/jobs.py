@@ -23,15 +23,8 @@ if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
 _TASK_COLUMNS = (
-    "task",
-    "phase",
-    "health",
-    "machine",
-    "ports",
-    "version",
-    "restarts",
-    "last exit",
-    "reason",
+    *("task", "phase", "health", "machine", "ports", "version"),
+    *("restarts", "last exit", "reason"),
 )
 
 

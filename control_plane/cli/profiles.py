@@ -9,6 +9,7 @@ import click
 
 from control_plane.api.profiles import TEXT_MAX, ProfileProposal, ProfileView
 from control_plane.cli import show
+from control_plane.cli.jobfile import read_bytes
 from control_plane.cli.program import Target, shows_answer
 from wire.errors import InvalidInput
 from wire.options import seconds
@@ -87,13 +88,7 @@ def _time(milliseconds: float) -> str:
 
 def _read(file: Path) -> str:
     try:
-        with file.open("rb") as stream:
-            data = stream.read(TEXT_MAX + 1)
-        if len(data) > TEXT_MAX:
-            raise InvalidInput(f"{file} is over {TEXT_MAX >> 10} KiB")
-        return data.decode(WRITTEN)
-    except OSError as e:
-        raise InvalidInput(f"cannot read {file}: {e.strerror}") from e
+        return read_bytes(file, TEXT_MAX).decode(WRITTEN)
     except UnicodeDecodeError as e:
         raise InvalidInput(f"{file} cannot be read: it is not UTF-8") from e
 

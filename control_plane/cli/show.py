@@ -149,6 +149,11 @@ def ago(at: float) -> str:
     return duration(time.time() - at) if at else "-"
 
 
+def local_time(at: float) -> str:
+    """Return a moment in the time zone of this computer."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
 def duration(seconds: float | None) -> str:
     """Return a time span in its two largest units; `-` for none."""
     if seconds is None:

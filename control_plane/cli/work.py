@@ -50,16 +50,8 @@ def work_list(socket: str, output: str) -> None:
     columns = ("work", "user", "priority", "tasks", "state", "failures", "moves", "reason")
     rows = [
         (
-            *(
-                w.name,
-                w.user,
-                w.request.priority,
-                w.request.job.tasks,
-                w.state,
-                w.failures,
-                w.moves,
-            ),
-            w.reason or "-",
+            *(w.name, w.user, w.request.priority, w.request.job.tasks, w.state),
+            *(w.failures, w.moves, w.reason or "-"),
         )
         for w in found.work
     ]
