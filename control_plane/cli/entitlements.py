@@ -22,7 +22,7 @@ from control_plane.api.entitlement_rules import entitlement_relations
 from control_plane.cli import show
 from control_plane.cli.jobfile import read_document
 from control_plane.cli.people import principal_of
-from control_plane.cli.program import Target, options, shows_answer
+from control_plane.cli.program import Target, options, refuse_others, shows_answer
 from wire.routes import invalid
 from wire.violations import violations
 from wire.written import plain
@@ -158,6 +158,7 @@ def entitlement_update(
 def entitlement_request(target: Target, /, name: str, output: str, **given: Any) -> None:
     """Like update or create, but another user grants it, or it is granted later."""
     if given.pop("delete"):
+        refuse_others("--delete", {"name", "delete", "reason", "output"}, "it is removed")
         change = EntitlementChange(spec=None, reason=given["reason"], queue=True)
     else:
         known = target.ask(lambda client: client.list_entitlements())

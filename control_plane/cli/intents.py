@@ -23,7 +23,7 @@ from control_plane.cli import show
 from control_plane.cli.images import names_of
 from control_plane.cli.jobfile import digest_of, read_job
 from control_plane.cli.jobs import job
-from control_plane.cli.program import Target, options, shows_answer
+from control_plane.cli.program import Target, options, refuse_others, shows_answer
 from control_plane.cli.show import output_option
 from wire.options import part, seconds
 
@@ -38,6 +38,7 @@ _TAKE_OVER = click.option(
     is_flag=True,
     help="Proceed even if another user is its writer; you become its writer.",
 )
+_FITS_END = {"name", "end", "output", *IntentChange.__struct_fields__}
 _COLUMNS = ("dimension", "writer", "version", "since", "until", "effect", "waits for", "reason")
 
 
@@ -56,8 +57,8 @@ def _config_option(text: str) -> Callable[[Any], Any]:
             name, equals, path = pair.partition("=")
             if name in found:
                 raise click.UsageError(f"--config {name} is given twice")
-            try:
-                found[name] = Path(path).read_text() if equals else ""
+            try:  # as bytes: the task gets the line ends that the file has
+                found[name] = Path(path).read_bytes().decode() if equals else ""
             except (OSError, ValueError) as e:
                 raise click.UsageError(f"--config {pair}: {e}") from e
             if not equals:
@@ -160,7 +161,7 @@ def canary(
 ) -> None:
     """Run a variant on some tasks of job NAME for a while, separate from any push."""
     if end:
-        _refuse_with_end()
+        refuse_others("--end", _FITS_END, "nothing begins")
         _withdraw(target, name, Dimension.CANARY, output, **given)
         return
     if lasts_s is None:
@@ -198,7 +199,7 @@ def hold(
     Failures are repaired and machines are emptied for maintenance as before.
     """
     if end:
-        _refuse_with_end()
+        refuse_others("--end", _FITS_END, "nothing begins")
         _withdraw(target, name, Dimension.HOLD, output, **meta)
         return
     if lasts_s is None:
@@ -251,21 +252,6 @@ def _put(
     target: Target, name: str, dimension: Dimension, change: IntentChange, output: str
 ) -> None:
     _show(target.ask(lambda client: client.put_intent(name, dimension, change)), output)
-
-
-def _refuse_with_end() -> None:
-    """Raise if `--end` is given together with an option that describes what begins."""
-    context = click.get_current_context()
-    fits = {"name", "end", "output", *IntentChange.__struct_fields__}
-    given = [
-        option.opts[0]
-        for option in context.command.params
-        if option.name is not None
-        and option.name not in fits
-        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-    ]
-    if given:
-        raise click.UsageError(f"--end cannot be given with {', '.join(given)}: nothing begins")
 
 
 def _withdraw(target: Target, name: str, dimension: Dimension, output: str, **given: Any) -> None:

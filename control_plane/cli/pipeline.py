@@ -14,7 +14,7 @@ from control_plane.api.intent_changes import REASON_MAX
 from control_plane.cli import show
 from control_plane.cli.images import names_of
 from control_plane.cli.jobfile import digest_of, read_document
-from control_plane.cli.program import Target, ask, shows_answer
+from control_plane.cli.program import Target, ask, options, shows_answer
 from control_plane.cli.show import output_option
 from wire import tls
 from wire.errors import InvalidInput
@@ -187,9 +187,16 @@ def remove(target: Target, name: str, yes: bool) -> None:
     _ask(target, lambda c: c.remove_pipeline(name))
 
 
-def _verb(verb: str, text: str) -> click.Command:
+def _verb(verb: str, text: str) -> None:
     gate = click.option("--gate", type=a_name(), help="Approval to give [default: all that wait].")
 
+    @pipeline.command(verb, help=text)
+    @_NAME
+    @_EXPECT
+    @_REASON
+    @output_option
+    @options(*([gate] if verb == "approve" else []))
+    @click.pass_obj
     def act(
         target: Target,
         name: str,
@@ -205,13 +212,6 @@ def _verb(verb: str, text: str) -> click.Command:
         )
         _show(_ask(target, lambda c: c.control_run(name, request)), output)
 
-    act.__doc__ = text
-    command = click.pass_obj(act)
-    always = [output_option, _REASON, _EXPECT, _NAME]
-    for decorate in ([gate] if verb == "approve" else []) + always:
-        command = decorate(command)
-    return click.command(verb)(command)
-
 
 for _word, _text in (
     ("approve", "Give an approval for which the run waits."),
@@ -221,7 +221,7 @@ for _word, _text in (
     ("rollback", "Roll back to the image that finished last, or to the one before it."),
     ("abort", "Abort the run and pause its jobs as they are; needs --reason."),
 ):
-    pipeline.add_command(_verb(_word, _text))
+    _verb(_word, _text)
 
 
 def _ask(target: Target, work: Callable[[ConveyorClient], Awaitable[T]]) -> T:

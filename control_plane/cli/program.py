@@ -6,12 +6,13 @@ import asyncio
 import errno
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from control_plane.cli import show
 from wire import tls
@@ -77,6 +78,20 @@ class Target:
         found = self.ask(work)
         show.emit(output, found, lambda: lines(found))
         return found
+
+
+def refuse_others(flag: str, fits: Collection[str], why: str) -> None:
+    """Raise if an option whose name is not in `fits` is given together with a flag."""
+    context = click.get_current_context()
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name is not None
+        and option.name not in fits
+        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"{flag} cannot be given with {', '.join(given)}: {why}")
 
 
 def ask(connect: Callable[[], C], work: Callable[[C], Awaitable[T]]) -> T:

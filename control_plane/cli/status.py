@@ -12,7 +12,7 @@ from control_plane.cli import show
 from control_plane.cli.program import Target, shows_answer
 from control_plane.cli.shards import shard
 from control_plane.cli.show import output_option
-from wire.errors import TwineError, Unreachable
+from wire.errors import Conflict, TwineError, Unreachable
 from wire.options import seconds
 
 if TYPE_CHECKING:
@@ -87,8 +87,10 @@ def shard_add(target: Target, number: int | None, timeout: float, output: str) -
 async def _added(client: ControlPlaneClient, number: int | None, timeout_s: float) -> ProcessStatus:
     """Return the status of a shard's process once it is ready; `Unreachable` if it is not."""
     if number is None:
-        loads = (await client.list_shards()).shards
-        number = next(n for n in range(1, 64) if not any(n == one.shard for one in loads))
+        taken = {one.shard for one in (await client.list_shards()).shards}
+        number = next((n for n in range(1, 64) if n not in taken), None)
+        if number is None:
+            raise Conflict("cannot add a shard: the region has all 64", hint="twinectl shard list")
     role, has_reported, last = f"shard-{number}", False, "no process of it has ever led"
     try:
         async with asyncio.timeout(timeout_s):
