@@ -192,8 +192,8 @@ async def test_a_stream_refuses_unknown_and_repeated_parameters(path: str) -> No
     async with opened(Many()) as client:
         for query in ("x=1", "x=1&x=2"):
             answer = await client.get(f"{path}?{query}")
-            text = await answer.text()
-            assert (answer.status, "this page has no parameter x" in text) == (400, True)
+            assert answer.status == 400
+            assert "this page has no parameter x" in await answer.text()
 
 
 @pytest.mark.behaviour("BUG-UX168")
