@@ -8,7 +8,7 @@ from control_plane.api.health import ConfirmDown
 from control_plane.api.inventory import Relabel
 from control_plane.cli import show
 from control_plane.cli.machine_text import labels_text
-from control_plane.cli.machines import chosen, machine, scope_option
+from control_plane.cli.machines import chosen, chosen_machines, machine
 from control_plane.cli.program import Target, shows_answer
 from wire.errors import InvalidInput
 
@@ -34,8 +34,7 @@ def machine_held_back(target: Target, output: str) -> None:
 
 
 @machine.command("confirm-down")
-@click.argument("names", nargs=-1)
-@scope_option
+@chosen_machines
 @click.option("--reason", required=True, help="Evidence for it; shown with the machine.")
 @shows_answer
 def machine_confirm_down(
@@ -54,8 +53,7 @@ def machine_confirm_down(
 
 
 @machine.command("label")
-@click.argument("names", nargs=-1)
-@scope_option
+@chosen_machines
 @click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="Set this label.")
 @click.option("--remove", metavar="NAME", multiple=True, help="Remove this label.")
 @shows_answer

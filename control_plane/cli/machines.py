@@ -130,6 +130,14 @@ scope_option = click.option(
     multiple=True,
     help=f"All machines with this {', '.join(_SCOPE)}; repeat to narrow.",
 )
+chosen_machines = options(click.argument("names", nargs=-1), scope_option)
+"""The argument and the option that `chosen` reads."""
+duration_option = click.option(
+    "--duration",
+    "duration_s",
+    type=seconds(),
+    help="Duration of the work, from the deadline on.",
+)
 
 
 def _scope(settings: Sequence[str]) -> MachineScope | None:
@@ -170,8 +178,7 @@ def _print_plans(found: Records) -> None:
 
 
 @machine.command("drain")
-@click.argument("names", nargs=-1)
-@scope_option
+@chosen_machines
 @click.option("--reason", required=True, help="Shown with the machine and its tasks.")
 @click.option(
     "--kind", type=click.Choice([k.value for k in _KINDS]), default="maintenance", show_default=True
@@ -189,9 +196,7 @@ def _print_plans(found: Records) -> None:
     type=seconds(),
     help="Time at which the work begins even if tasks still run there.",
 )
-@click.option(
-    "--duration", "duration_s", type=seconds(), help="Duration of the work, from the deadline on."
-)
+@duration_option
 @click.option(
     "--tasks-survive", is_flag=True, help="Tasks continue to run meanwhile: a switch is replaced."
 )
@@ -212,8 +217,7 @@ def machine_drain(
 
 
 @machine.command("undrain")
-@click.argument("names", nargs=-1)
-@scope_option
+@chosen_machines
 @shows_answer
 def machine_undrain(
     target: Target, names: tuple[str, ...], scopes: tuple[str, ...], output: str

@@ -18,7 +18,7 @@ from control_plane.api.maintenance import (
     Work,
 )
 from control_plane.cli import show
-from control_plane.cli.machines import chosen, scope_option
+from control_plane.cli.machines import chosen, duration_option, scope_option
 from control_plane.cli.program import Target, options, shows_answer
 from control_plane.cli.show import output_option
 from wire.options import seconds
@@ -49,12 +49,7 @@ _request_options = options(
         type=seconds(),
         help="From the start of a wave; overrides the durations by work.",
     ),
-    click.option(
-        "--duration",
-        "duration_s",
-        type=seconds(),
-        help="Duration of the work, from the deadline on.",
-    ),
+    duration_option,
     click.option(
         "--tasks-survive", is_flag=True, help="Tasks continue to run, but cannot be reached."
     ),
