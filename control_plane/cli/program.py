@@ -135,9 +135,6 @@ class Program(PipedGroup):
         try:
             result = super().main(*args, **kwargs)
             return result if isinstance(result, int) else 0
-        except click.exceptions.NoArgsIsHelpError as e:
-            e.show()
-            return EXIT_USAGE
         except click.ClickException as e:
             e.show()
             return EXIT_USAGE

@@ -120,7 +120,7 @@ class CapacityHandlers(PlaneHandlers):
         self._check_owners(change.spec)
         if who.is_operator:
             return change
-        known = list(self._guard.owners_of(name) or ())
+        known = list(self._plane.owners_of(name) or ())
         owners = change.spec.owners or known or [f"user:{who.name}"]
         return replace(change, spec=replace(change.spec, owners=owners))
 

@@ -88,10 +88,6 @@ class Guard:
             return ""
         return job if self._plane.is_raw(job) else ""
 
-    def owners_of(self, entitlement: str) -> Sequence[str] | None:
-        """Return the owners of an entitlement, if there is such an entitlement."""
-        return self._plane.owners_of(entitlement)
-
     def current_user(self, peer: Peer) -> CurrentUser:
         """Return the rights of a caller."""
         caller = self.caller(peer)
