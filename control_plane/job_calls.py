@@ -69,9 +69,7 @@ class JobCalls:
         """Stop all tasks of a job; it disappears once they are gone."""
         return self._status(await self._control.stop(name))
 
-    async def pause_job(
-        self, name: str, *, paused: bool, expect: int | None = None
-    ) -> JobStatus:
+    async def pause_job(self, name: str, *, paused: bool, expect: int | None = None) -> JobStatus:
         """Pause the update of a job, or resume it; `expect`: only if it is at this version."""
         return self._status(await self._control.pause(name, held_back=paused, expect=expect))
 
