@@ -274,8 +274,9 @@ class FrontEnd(
 
     async def get_shard(self, call: Call) -> Endpoints:
         """Show the endpoints of a shard; can wait for a change."""
+        after, wait_s = _after(call)
         job, shard = call.path["job"], call.path["shard"]
-        return await self._plane.discovery.shard(job, shard, *_after(call))
+        return await self._plane.discovery.shard(job, shard, after, wait_s)
 
     async def shard_metrics(self, call: Call) -> AsyncIterator[bytes]:
         """Stream the metrics of this process, for a shard that it runs."""
