@@ -82,9 +82,12 @@ class ControlPlaneClient(
         """Stop a job; `get_job` raises `NotFound` once all its tasks are gone."""
         return answer_as(JobStatus, await self.call(_ROUTE["stop_job"], job=job))
 
-    async def change_job(self, verb: str, job: str) -> JobStatus:
-        """`pause`, `resume`, `restart` or `rollback` a job."""
-        return answer_as(JobStatus, await self.call(_ROUTE[f"{verb}_job"], job=job))
+    async def change_job(self, verb: str, job: str, expect: int | None = None) -> JobStatus:
+        """`pause`, `resume`, `restart` or `rollback` a job.
+
+        `expect`, for `pause` and `resume`: only if the job is at this version.
+        """
+        return answer_as(JobStatus, await self.call(_ROUTE[f"{verb}_job"], job=job, expect=expect))
 
     async def move_job(self, job: str, entitlement: str) -> JobStatus:
         """Move a job to another entitlement, by a rolling update."""

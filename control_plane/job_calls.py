@@ -69,9 +69,9 @@ class JobCalls:
         """Stop all tasks of a job; it disappears once they are gone."""
         return self._status(await self._control.stop(name))
 
-    async def pause_job(self, name: str, *, paused: bool) -> JobStatus:
-        """Pause the update of a job, or resume it."""
-        return self._status(await self._control.pause(name, held_back=paused))
+    async def pause_job(self, name: str, *, paused: bool, expect: int | None = None) -> JobStatus:
+        """Pause the update of a job, or resume it; `expect`: only if it is at this version."""
+        return self._status(await self._control.pause(name, held_back=paused, expect=expect))
 
     async def restart_job(self, name: str, writer: str = "") -> JobStatus:
         """Restart every task of a job, like an update."""

@@ -133,12 +133,16 @@ def make_app(
     spec = msgspec.json.encode(document(title, version, routes))
 
     async def openapi(request: web.Request) -> web.Response:
-        authorize(request, Route("openapi", "GET", "/openapi.json"))
+        route = Route("openapi", "GET", "/openapi.json")
+        authorize(request, route)
+        _check_parameters(route, request)
         return web.Response(body=spec, content_type="application/json")
 
     async def scrape(request: web.Request) -> web.Response:
         assert metrics is not None
-        authorize(request, Route("metrics", "GET", "/metrics"))
+        route = Route("metrics", "GET", "/metrics")
+        authorize(request, route)
+        _check_parameters(route, request)
         text = metrics()
         body = text if isinstance(text, bytes) else await text
         headers = {"Content-Type": "text/plain; version=0.0.4"}

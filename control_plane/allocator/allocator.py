@@ -41,7 +41,8 @@ from control_plane.allocator.task_directory import TaskDirectory
 from control_plane.allocator.transactions import Allocations
 from control_plane.allocator.usability import Usability
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
-from control_plane.api.jobs import JobRecord, JobSpec, bound_to, is_untouched, spec_of
+from control_plane.api.job_changes import is_untouched
+from control_plane.api.jobs import JobRecord, JobSpec, bound_to, spec_of
 from control_plane.api.machines import MachineRecord
 from control_plane.api.policy import Admission
 from control_plane.broker.core.capacity import Kinds

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, task_changes, task_id
+from control_plane.api.job_changes import task_changes
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, task_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from control_plane.api.entitlement_rules import change_relations, entitlement_re
 from control_plane.api.ownership import ShardLoads, ShardMove, ShardMoved
 from control_plane.api.people import Needs
 from control_plane.api.profiles import ProfileProposal, ProfileStats, ProfileView
+from control_plane.api.route_rows import operator_row, owner_row, viewer_row
 from wire.routes import Route
 
 _ALL = "/v1/entitlements"
@@ -38,39 +39,18 @@ def _decision(name: str, needs: Needs, summary: str) -> Route:
 
 
 CAPACITY_ROUTES: tuple[Route, ...] = (
-    Route(
-        "list_entitlements",
-        "GET",
-        _ALL,
-        response=Entitlements,
-        needs=Needs.VIEWER,
-        summary="All entitlements",
-    ),
-    Route(
-        "get_entitlement",
-        "GET",
-        _ONE,
-        response=EntitlementView,
-        needs=Needs.VIEWER,
-        summary="One entitlement",
-    ),
-    Route(
+    viewer_row("list_entitlements", _ALL, Entitlements, "All entitlements"),
+    viewer_row("get_entitlement", _ONE, EntitlementView, "One entitlement"),
+    operator_row(
         "put_entitlement",
-        "PUT",
-        _ONE,
+        f"PUT {_ONE}",
+        EntitlementView,
+        "Create an entitlement or change it; granted at once or refused",
         request=EntitlementSpec,
-        response=EntitlementView,
-        needs=Needs.OPERATOR,
         relations=entitlement_relations,
-        summary="Create an entitlement or change it; granted at once or refused",
     ),
-    Route(
-        "delete_entitlement",
-        "DELETE",
-        _ONE,
-        response=Ack,
-        needs=Needs.OWNER,
-        summary="Remove an entitlement that has no jobs",
+    owner_row(
+        "delete_entitlement", f"DELETE {_ONE}", Ack, "Remove an entitlement that has no jobs"
     ),
     Route(
         "request_entitlement",
@@ -82,79 +62,48 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
         relations=change_relations,
         summary="Request an entitlement, a change, or a removal; it is granted or waits",
     ),
-    Route(
+    viewer_row(
         "list_requests",
-        "GET",
         "/v1/entitlement-requests",
+        EntitlementRequests,
+        "Requests that wait for a decision; with `all`, also decided ones",
         query=("all",),
-        response=EntitlementRequests,
-        needs=Needs.VIEWER,
-        summary="Requests that wait for a decision; with `all`, also decided ones",
     ),
-    Route(
-        "get_request",
-        "GET",
-        _REQUEST,
-        response=EntitlementRequest,
-        needs=Needs.VIEWER,
-        summary="One request",
-    ),
+    viewer_row("get_request", _REQUEST, EntitlementRequest, "One request"),
     _decision(
         "approve", Needs.APPROVER, "Grant a request; for operators and the portal's approvers"
     ),
     _decision("deny", Needs.APPROVER, "Refuse a request; for operators and the portal's approvers"),
     _decision("withdraw", Needs.VIEWER, "Withdraw one's own request"),
-    Route(
-        "get_capacity",
-        "GET",
-        "/v1/capacity",
-        response=CapacityReport,
-        needs=Needs.VIEWER,
-        summary="Capacity granted, held, used and remaining",
+    viewer_row(
+        "get_capacity", "/v1/capacity", CapacityReport, "Capacity granted, held, used and remaining"
     ),
-    Route(
+    viewer_row(
         "get_elastic",
-        "GET",
         "/v1/capacity/elastic",
-        response=ElasticReport,
-        needs=Needs.VIEWER,
-        summary="Loans and borrowers, entitlements that wait, and how promises were kept",
+        ElasticReport,
+        "Loans and borrowers, entitlements that wait, and how promises were kept",
     ),
-    Route(
+    viewer_row(
         "get_buffers",
-        "GET",
         "/v1/capacity/buffers",
-        response=Buffers,
-        needs=Needs.VIEWER,
-        summary="Spare machines that the region needs, and that owners would need separately",
+        Buffers,
+        "Spare machines that the region needs, and that owners would need separately",
     ),
-    Route(
+    viewer_row(
         "get_signal",
-        "GET",
         f"{_ONE}/signal",
-        response=CapacitySignal,
-        needs=Needs.VIEWER,
-        summary=(
-            "Whether a borrower has the machines that it wants, and when it loses the next one"
-        ),
+        CapacitySignal,
+        "Whether a borrower has the machines that it wants, and when it loses the next one",
     ),
-    Route(
-        "list_shards",
-        "GET",
-        "/v1/shards",
-        response=ShardLoads,
-        needs=Needs.VIEWER,
-        summary="The shards and their load",
-    ),
-    Route(
+    viewer_row("list_shards", "/v1/shards", ShardLoads, "The shards and their load"),
+    operator_row(
         "move_entitlement",
-        "POST",
-        f"{_ONE}/shard",
+        f"POST {_ONE}/shard",
+        ShardMoved,
+        "Give an entitlement to another shard; no task restarts",
         request=ShardMove,
-        response=ShardMoved,
         query=("dry_run",),
-        needs=Needs.OPERATOR,
-        summary="Give an entitlement to another shard; no task restarts",
     ),
 )
 
@@ -162,38 +111,30 @@ CAPACITY_ROUTES: tuple[Route, ...] = (
 _PROFILE = "/v1/entitlements/{entitlement}/profile"
 
 PROFILE_ROUTES: tuple[Route, ...] = (
-    Route(
+    owner_row(
         "propose_profile",
-        "PUT",
-        _PROFILE,
+        f"PUT {_PROFILE}",
+        ProfileView,
+        "Roll out a changed profile to the machines of an entitlement, a few at a time",
         request=ProfileProposal,
-        response=ProfileView,
         query=("dry_run",),
-        needs=Needs.OWNER,
-        summary="Roll out a changed profile to the machines of an entitlement, a few at a time",
     ),
-    Route(
+    viewer_row(
         "get_profile_rollout",
-        "GET",
         _PROFILE,
-        response=ProfileView,
-        needs=Needs.VIEWER,
-        summary="The host profile of an entitlement, and the progress of a change",
+        ProfileView,
+        "The host profile of an entitlement, and the progress of a change",
     ),
-    Route(
+    owner_row(
         "rollback_profile",
-        "POST",
-        f"{_PROFILE}/rollback",
-        response=ProfileView,
-        needs=Needs.OWNER,
-        summary="Roll the machines of an entitlement back to the previous profile",
+        f"POST {_PROFILE}/rollback",
+        ProfileView,
+        "Roll the machines of an entitlement back to the previous profile",
     ),
-    Route(
+    viewer_row(
         "profile_stats",
-        "GET",
         "/v1/profile-stats",
-        response=ProfileStats,
-        needs=Needs.VIEWER,
-        summary="Time that hosts take to change each kind of setting",
+        ProfileStats,
+        "Time that hosts take to change each kind of setting",
     ),
 )

@@ -28,7 +28,7 @@ def entitlement_relations(document: Any, where: str = "") -> list[FieldError]:
         return []
     found = [*_quota_errors(document), *_unit_errors(document), *_value_errors(document)]
     found += _relaxation_errors(document)
-    found += requirement_errors(document.get("requires"), "requires")
+    found += requirement_errors(document.get("requires"))
     found += preference_errors(document.get("preferences"))
     return [FieldError(field=where + e.field, reason=e.reason) for e in found]
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
-from msgspec import Meta
 
-from agent.api import Name
-from control_plane.api.inventory import MachineScope, Text
+from control_plane.api.inventory import OfMachines, Text
 from control_plane.api.machines import MachineState
 
 
@@ -31,11 +27,9 @@ class HeldBackMachines(msgspec.Struct, frozen=True, kw_only=True):
     machines: list[HeldBack]
 
 
-class ConfirmDown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConfirmDown(OfMachines, frozen=True, kw_only=True):
     """An operator's confirmation that silent machines are down; no delay applies then."""
 
-    machines: Annotated[list[Name], Meta(max_length=10_000)] = []
-    scope: MachineScope | None = None
     reason: Text
 
 

@@ -8,16 +8,15 @@ from control_plane.api.limits import Lift, LimitView, LimitViews
 from control_plane.api.people import Needs
 from control_plane.api.region_status import RegionStatus
 from control_plane.api.restored import Restored, RestoredView
+from control_plane.api.route_rows import operator_row, viewer_row
 from wire.routes import Route
 
 HEALTH_ROUTES: tuple[Route, ...] = (
-    Route(
+    viewer_row(
         "region_status",
-        "GET",
         "/v1/status",
-        response=RegionStatus,
-        needs=Needs.VIEWER,
-        summary="State of the region: processes, shards, machines, tasks, and troubles",
+        RegionStatus,
+        "State of the region: processes, shards, machines, tasks, and troubles",
     ),
     Route(
         "shard_metrics",
@@ -27,70 +26,56 @@ HEALTH_ROUTES: tuple[Route, ...] = (
         needs=Needs.VIEWER,
         summary="Metrics of the process of a shard, in Prometheus' text form",
     ),
-    Route(
+    viewer_row(
         "held_back_machines",
-        "GET",
         "/v1/health/held-back",
-        response=HeldBackMachines,
-        needs=Needs.VIEWER,
-        summary="Silent machines whose state is not decided yet, with the reason",
+        HeldBackMachines,
+        "Silent machines whose state is not decided yet, with the reason",
     ),
-    Route(
+    operator_row(
         "confirm_down",
-        "POST",
-        "/v1/machines:confirm-down",
+        "POST /v1/machines:confirm-down",
+        ConfirmedDown,
+        "Confirm that silent machines are down; limits no longer hold it back",
         request=ConfirmDown,
-        response=ConfirmedDown,
-        needs=Needs.OPERATOR,
-        summary="Confirm that silent machines are down; limits no longer hold it back",
     ),
 )
 
 
 LIMIT_ROUTES: tuple[Route, ...] = (
-    Route(
+    viewer_row(
         "list_limits",
-        "GET",
         "/v1/limits",
-        response=LimitViews,
-        needs=Needs.VIEWER,
-        summary="Limits on destructive operations, and what they hold back",
+        LimitViews,
+        "Limits on destructive operations, and what they hold back",
     ),
-    Route(
+    operator_row(
         "lift_limit",
-        "POST",
-        "/v1/limits/{limit}/lift",
+        "POST /v1/limits/{limit}/lift",
+        LimitView,
+        "Lift a limit for a while, or restore it",
         request=Lift,
-        response=LimitView,
-        needs=Needs.OPERATOR,
-        summary="Lift a limit for a while, or restore it",
     ),
 )
 
 
 RESTORED_ROUTES: tuple[Route, ...] = (
-    Route(
+    operator_row(
         "show_restored",
-        "GET",
-        "/v1/restored",
-        response=RestoredView,
-        needs=Needs.OPERATOR,
-        summary="Differences between the tasks on machines and the restored copy of the store",
+        "GET /v1/restored",
+        RestoredView,
+        "Differences between the tasks on machines and the restored copy of the store",
     ),
-    Route(
+    operator_row(
         "release_restored",
-        "POST",
-        "/v1/restored:release",
-        response=Restored,
-        needs=Needs.OPERATOR,
-        summary="Let the control plane act on the restored store",
+        "POST /v1/restored:release",
+        Restored,
+        "Let the control plane act on the restored store",
     ),
-    Route(
+    operator_row(
         "let_task_go",
-        "POST",
-        "/v1/machines/{machine}/unknown-tasks/{unknown}:let-go",
-        response=Ack,
-        needs=Needs.OPERATOR,
-        summary="Permit the stop of a task that the restored store does not contain",
+        "POST /v1/machines/{machine}/unknown-tasks/{unknown}:let-go",
+        Ack,
+        "Permit the stop of a task that the restored store does not contain",
     ),
 )

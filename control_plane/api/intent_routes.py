@@ -14,37 +14,29 @@ from control_plane.api.intent_changes import (
 )
 from control_plane.api.jobs import JobBriefs
 from control_plane.api.people import Needs
+from control_plane.api.route_rows import owner_row, viewer_row
 from control_plane.api.validate import canary_relations, push_relations
 from wire.routes import Route
 
 _INTENTS = "/v1/jobs/{job}/intents"
 
 INTENT_ROUTES: tuple[Route, ...] = (
-    Route(
+    viewer_row(
         "list_job_briefs",
-        "GET",
         "/v1/job-briefs",
-        response=JobBriefs,
-        needs=Needs.VIEWER,
-        summary="All jobs in short: size, healthy tasks, versions of intents",
+        JobBriefs,
+        "All jobs in short: size, healthy tasks, versions of intents",
     ),
-    Route(
-        "get_intents",
-        "GET",
-        _INTENTS,
-        response=JobIntents,
-        needs=Needs.VIEWER,
-        summary="Intents of each writer for a job, and their effect",
+    viewer_row(
+        "get_intents", _INTENTS, JobIntents, "Intents of each writer for a job, and their effect"
     ),
-    Route(
+    owner_row(
         "put_push",
-        "PUT",
-        f"{_INTENTS}/push",
+        f"PUT {_INTENTS}/push",
+        JobIntents,
+        "Push a specification or an image to a part of a job's tasks",
         request=PushChange,
-        response=JobIntents,
-        needs=Needs.OWNER,
         relations=push_relations,
-        summary="Push a specification or an image to a part of a job's tasks",
     ),
     *(
         Route(
@@ -83,13 +75,11 @@ INTENT_ROUTES: tuple[Route, ...] = (
         needs=Needs.ANY_OWNER,
         summary="Set the number of tasks of many jobs; each job is checked separately",
     ),
-    Route(
+    owner_row(
         "withdraw_intent",
-        "DELETE",
-        f"{_INTENTS}/{{dimension}}",
+        f"DELETE {_INTENTS}/{{dimension}}",
+        JobIntents,
+        "End a job's canary or hold before its time",
         query=("expect", "take_over", "reason"),
-        response=JobIntents,
-        needs=Needs.OWNER,
-        summary="End a job's canary or hold before its time",
     ),
 )

@@ -83,11 +83,16 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
     machines: list[MachineRecord]
 
 
-class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An announcement that machines will be unavailable: named ones, or all of a scope."""
+class OfMachines(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of requests about machines: named ones, or all of a scope."""
 
     machines: Annotated[list[Name], Meta(max_length=10_000)] = []
     scope: MachineScope | None = None
+
+
+class Drain(OfMachines, frozen=True, kw_only=True):
+    """An announcement that machines will be unavailable: named ones, or all of a scope."""
+
     kind: EventKind = EventKind.MAINTENANCE
     reason: Text
     start_in_s: Seconds = 0.0
@@ -100,18 +105,13 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Tasks run on meanwhile, but cannot be reached: a switch is replaced."""
 
 
-class Undrain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Undrain(OfMachines, frozen=True, kw_only=True):
     """An announcement that the work on machines is over or cancelled."""
 
-    machines: Annotated[list[Name], Meta(max_length=10_000)] = []
-    scope: MachineScope | None = None
 
-
-class Relabel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Relabel(OfMachines, frozen=True, kw_only=True):
     """A request to set and remove labels of machines: named ones, or all of a scope."""
 
-    machines: Annotated[list[Name], Meta(max_length=10_000)] = []
-    scope: MachineScope | None = None
     set: Labels = {}
     remove: Annotated[list[LabelName], Meta(max_length=MAX_LABELS)] = []
 

@@ -16,119 +16,85 @@ from control_plane.api.inventory import (
     Undrain,
 )
 from control_plane.api.machines import MachineRecord, Machines, MachineView, RegionMap
-from control_plane.api.people import Needs
+from control_plane.api.route_rows import operator_row, viewer_row
 from wire.routes import Route
 
 _MACHINE = "/v1/machines/{machine}"
 
 MACHINE_ROUTES: tuple[Route, ...] = (
-    Route(
+    viewer_row(
         "list_machines",
-        "GET",
         "/v1/machines",
+        Machines,
+        "Machines by place, type, owner and state, in pages",
         query=(*MachineScope.__struct_fields__, "search", "sort", "after", "limit"),
-        response=Machines,
-        needs=Needs.VIEWER,
-        summary="Machines by place, type, owner and state, in pages",
     ),
-    Route(
+    viewer_row(
         "map_region",
-        "GET",
         "/v1/region-map",
+        RegionMap,
+        "Counts of all machines by rack and by state, entitlement, profile, load or power",
         query=("by",),
-        response=RegionMap,
-        needs=Needs.VIEWER,
         is_costly=True,
-        summary=(
-            "Counts of all machines by rack and by state, entitlement, profile, load or power"
-        ),
     ),
-    Route(
-        "get_machine",
-        "GET",
-        _MACHINE,
-        response=MachineView,
-        needs=Needs.VIEWER,
-        summary="One machine",
-    ),
-    Route(
+    viewer_row("get_machine", _MACHINE, MachineView, "One machine"),
+    operator_row(
         "remove_machine",
-        "DELETE",
-        _MACHINE,
-        response=Ack,
-        needs=Needs.OPERATOR,
-        summary="Remove a free machine that is decommissioned or was replaced",
+        f"DELETE {_MACHINE}",
+        Ack,
+        "Remove a free machine that is decommissioned or was replaced",
     ),
-    Route(
+    operator_row(
         "import_machines",
-        "POST",
-        "/v1/machines:import",
+        "POST /v1/machines:import",
+        ImportResult,
+        "Bring the machines in line with a list, CSV or JSON",
         query=("format", "dry_run", "simulated"),
         stream_in=True,
-        response=ImportResult,
-        needs=Needs.OPERATOR,
-        summary="Bring the machines in line with a list, CSV or JSON",
     ),
-    Route(
+    operator_row(
         "drain_machines",
-        "POST",
-        "/v1/machines:drain",
+        "POST /v1/machines:drain",
+        Records,
+        "Announce planned unavailability of machines; their tasks move",
         request=Drain,
-        response=Records,
-        needs=Needs.OPERATOR,
-        summary="Announce planned unavailability of machines; their tasks move",
     ),
-    Route(
+    operator_row(
         "undrain_machines",
-        "POST",
-        "/v1/machines:undrain",
+        "POST /v1/machines:undrain",
+        Records,
+        "End planned unavailability of machines",
         request=Undrain,
-        response=Records,
-        needs=Needs.OPERATOR,
-        summary="End planned unavailability of machines",
     ),
-    Route(
+    operator_row(
         "label_machines",
-        "POST",
-        "/v1/machines:label",
+        "POST /v1/machines:label",
+        Records,
+        "Set and remove labels of machines, for use in requirements",
         request=Relabel,
-        response=Records,
-        needs=Needs.OPERATOR,
-        summary="Set and remove labels of machines, for use in requirements",
     ),
-    Route(
+    operator_row(
         "lend_machine",
-        "POST",
-        "/v1/machines:lend",
+        "POST /v1/machines:lend",
+        MachineRecord,
+        "Lend an empty machine to another entitlement for a while",
         request=Lend,
-        response=MachineRecord,
-        needs=Needs.OPERATOR,
-        summary="Lend an empty machine to another entitlement for a while",
     ),
-    Route(
+    operator_row(
         "revoke_machines",
-        "POST",
-        "/v1/machines:revoke",
+        "POST /v1/machines:revoke",
+        Records,
+        "Revoke loans of machines",
         request=Revoke,
-        response=Records,
-        needs=Needs.OPERATOR,
-        summary="Revoke loans of machines",
     ),
-    Route(
-        "list_brokers",
-        "GET",
-        "/v1/brokers",
-        response=BrokerViews,
-        needs=Needs.VIEWER,
-        summary="The resource brokers, one per data center",
+    viewer_row(
+        "list_brokers", "/v1/brokers", BrokerViews, "The resource brokers, one per data center"
     ),
-    Route(
+    viewer_row(
         "broker_machines",
-        "GET",
         "/v1/brokers/{datacenter}/machines",
+        BrokerMachines,
+        "A broker's machines, or the changes after a revision; waits up to wait_s",
         query=("after", "wait_s", "name_after", "limit"),
-        response=BrokerMachines,
-        needs=Needs.VIEWER,
-        summary="A broker's machines, or the changes after a revision; waits up to wait_s",
     ),
 )

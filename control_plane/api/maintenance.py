@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import Name
-from control_plane.api.inventory import MachineScope, Seconds, Text
+from control_plane.api.inventory import OfMachines, Seconds, Text
 from control_plane.api.machines import EventKind
 
 MACHINES_MAX = 200_000
@@ -66,11 +66,9 @@ class Within(StrEnum):
     DATACENTER = "datacenter"
 
 
-class MaintenanceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MaintenanceRequest(OfMachines, frozen=True, kw_only=True):
     """A request for work on machines: named ones, or all of a scope (HC4)."""
 
-    machines: Annotated[list[Name], Meta(max_length=10_000)] = []
-    scope: MachineScope | None = None
     work: Work = Work.REPAIR
     reason: Text
     start_in_s: Seconds = 0.0

@@ -11,28 +11,17 @@ from control_plane.api.maintenance import (
     Reported,
 )
 from control_plane.api.people import Needs
+from control_plane.api.route_rows import operator_row, viewer_row
 from wire.fairness import MAX_BODY_BYTES
 from wire.routes import Route
 
 _PLAN = "/v1/maintenance/{plan}"
 
 MAINTENANCE_ROUTES: tuple[Route, ...] = (
-    Route(
-        "list_plans",
-        "GET",
-        "/v1/maintenance",
-        response=Plans,
-        needs=Needs.VIEWER,
-        summary="Plans of work on machines, the newest first",
+    viewer_row(
+        "list_plans", "/v1/maintenance", Plans, "Plans of work on machines, the newest first"
     ),
-    Route(
-        "get_plan",
-        "GET",
-        _PLAN,
-        response=PlanView,
-        needs=Needs.VIEWER,
-        summary="One plan with all its waves",
-    ),
+    viewer_row("get_plan", _PLAN, PlanView, "One plan with all its waves"),
     Route(
         "preview_plan",
         "POST",
@@ -45,39 +34,28 @@ MAINTENANCE_ROUTES: tuple[Route, ...] = (
         changes=False,
         summary="Effect of planned work on jobs; changes nothing",
     ),
-    Route(
+    operator_row(
         "accept_plan",
-        "PUT",
-        _PLAN,
+        f"PUT {_PLAN}",
+        PlanView,
+        "Announce planned work on machines, wave by wave",
         request=MaintenanceRequest,
-        response=PlanView,
-        needs=Needs.OPERATOR,
-        summary="Announce planned work on machines, wave by wave",
     ),
-    Route(
-        "cancel_plan",
-        "DELETE",
-        _PLAN,
-        response=PlanView,
-        needs=Needs.OPERATOR,
-        summary="Cancel planned work; its announced events end",
+    operator_row(
+        "cancel_plan", f"DELETE {_PLAN}", PlanView, "Cancel planned work; its announced events end"
     ),
-    Route(
+    operator_row(
         "report_plan",
-        "POST",
-        f"{_PLAN}/done",
+        f"POST {_PLAN}/done",
+        PlanView,
+        "Report that the work on some machines of a plan is over",
         request=Reported,
-        response=PlanView,
-        needs=Needs.OPERATOR,
-        summary="Report that the work on some machines of a plan is over",
     ),
-    Route(
+    operator_row(
         "resume_plan",
-        "POST",
-        f"{_PLAN}/resume",
+        f"POST {_PLAN}/resume",
+        PlanView,
+        "Resume a paused plan, if necessary without machines that are not back",
         request=GoOn,
-        response=PlanView,
-        needs=Needs.OPERATOR,
-        summary="Resume a paused plan, if necessary without machines that are not back",
     ),
 )

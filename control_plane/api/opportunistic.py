@@ -11,6 +11,7 @@ from msgspec import Meta
 from agent.api import Ack
 from control_plane.api.jobs import JobName, JobSpec
 from control_plane.api.people import Needs
+from control_plane.api.route_rows import viewer_row
 from wire.routes import Route
 
 
@@ -76,14 +77,7 @@ class WorkQueue(msgspec.Struct, frozen=True, kw_only=True):
 
 _ONE = "/v1/work/{work}"
 OPTIMUS_ROUTES: tuple[Route, ...] = (
-    Route(
-        "list_work",
-        "GET",
-        "/v1/work",
-        response=WorkQueue,
-        needs=Needs.VIEWER,
-        summary="All best-effort work",
-    ),
+    viewer_row("list_work", "/v1/work", WorkQueue, "All best-effort work"),
     Route(
         "submit_work",
         "PUT",

@@ -18,6 +18,7 @@ from control_plane.api.people import (
     Revocation,
     Users,
 )
+from control_plane.api.route_rows import operator_row, viewer_row
 from wire.routes import Route
 
 _OPERATOR = "/v1/operators/{who}"
@@ -25,21 +26,17 @@ _HOST_ADMIN = "/v1/host-admins/{admin}"
 _GROUP = "/v1/groups/{group}"
 
 PEOPLE_ROUTES: tuple[Route, ...] = (
-    Route(
+    viewer_row(
         "get_current_user",
-        "GET",
         "/v1/myself",
-        response=CurrentUser,
-        needs=Needs.VIEWER,
-        summary="The caller: name, role, groups, owned entitlements",
+        CurrentUser,
+        "The caller: name, role, groups, owned entitlements",
     ),
-    Route(
+    viewer_row(
         "list_sessions",
-        "GET",
         "/v1/console-sessions",
-        response=ConsoleSessions,
-        needs=Needs.VIEWER,
-        summary="Browsers of the caller with the web console open; operators see all",
+        ConsoleSessions,
+        "Browsers of the caller with the web console open; operators see all",
     ),
     Route(
         "end_session",
@@ -49,137 +46,84 @@ PEOPLE_ROUTES: tuple[Route, ...] = (
         needs=Needs.VIEWER,
         summary="End a session of the web console: one's own, or any as an operator",
     ),
-    Route(
-        "list_operators",
-        "GET",
-        "/v1/operators",
-        response=Grants,
-        needs=Needs.VIEWER,
-        summary="Operators and host admins",
-    ),
-    Route(
-        "grant_operator",
-        "PUT",
-        _OPERATOR,
-        response=Grant,
-        needs=Needs.OPERATOR,
-        summary="Make a user or a group an operator",
-    ),
-    Route(
+    viewer_row("list_operators", "/v1/operators", Grants, "Operators and host admins"),
+    operator_row("grant_operator", f"PUT {_OPERATOR}", Grant, "Make a user or a group an operator"),
+    operator_row(
         "revoke_operator",
-        "DELETE",
-        _OPERATOR,
-        response=Ack,
-        needs=Needs.OPERATOR,
-        summary="Revoke the role of operator from a user or a group",
+        f"DELETE {_OPERATOR}",
+        Ack,
+        "Revoke the role of operator from a user or a group",
     ),
-    Route(
+    operator_row(
         "grant_host_admin",
-        "PUT",
-        _HOST_ADMIN,
-        response=Grant,
-        needs=Needs.OPERATOR,
-        summary="Permit a user or a group to run tasks without a sandbox",
+        f"PUT {_HOST_ADMIN}",
+        Grant,
+        "Permit a user or a group to run tasks without a sandbox",
     ),
-    Route(
+    operator_row(
         "revoke_host_admin",
-        "DELETE",
-        _HOST_ADMIN,
-        response=Ack,
-        needs=Needs.OPERATOR,
-        summary="Revoke the permission to run tasks without a sandbox",
+        f"DELETE {_HOST_ADMIN}",
+        Ack,
+        "Revoke the permission to run tasks without a sandbox",
     ),
-    Route(
-        "list_groups",
-        "GET",
-        "/v1/groups",
-        response=Groups,
-        needs=Needs.VIEWER,
-        summary="All groups and their members",
+    viewer_row("list_groups", "/v1/groups", Groups, "All groups and their members"),
+    operator_row(
+        "put_group", f"PUT {_GROUP}", Group, "Create a group, or set its members", request=GroupSpec
     ),
-    Route(
-        "put_group",
-        "PUT",
-        _GROUP,
-        request=GroupSpec,
-        response=Group,
-        needs=Needs.OPERATOR,
-        summary="Create a group, or set its members",
-    ),
-    Route(
+    operator_row(
         "delete_group",
-        "DELETE",
-        _GROUP,
-        response=Ack,
-        needs=Needs.OPERATOR,
-        summary="Remove a group: its members lose the rights they have through it",
+        f"DELETE {_GROUP}",
+        Ack,
+        "Remove a group: its members lose the rights they have through it",
     ),
-    Route(
+    operator_row(
         "list_users",
-        "GET",
-        "/v1/users",
-        response=Users,
-        needs=Needs.OPERATOR,
-        summary="Users with a credential, its expiry, and revoked users",
+        "GET /v1/users",
+        Users,
+        "Users with a credential, its expiry, and revoked users",
     ),
-    Route(
+    operator_row(
         "revoke_user",
-        "POST",
-        "/v1/users/{user}:revoke",
-        response=Revocation,
-        needs=Needs.OPERATOR,
-        summary="Revoke all present credentials of a user; a new one is valid",
+        "POST /v1/users/{user}:revoke",
+        Revocation,
+        "Revoke all present credentials of a user; a new one is valid",
     ),
-    Route(
+    operator_row(
         "revoke_machine_identity",
-        "POST",
-        "/v1/machines/{machine}:revoke-identity",
-        response=Revocation,
-        needs=Needs.OPERATOR,
-        summary="Revoke all present certificates of a host; it has to join again",
+        "POST /v1/machines/{machine}:revoke-identity",
+        Revocation,
+        "Revoke all present certificates of a host; it has to join again",
     ),
-    Route(
+    operator_row(
         "list_duplicates",
-        "GET",
-        "/v1/duplicates",
-        response=Duplicates,
-        needs=Needs.OPERATOR,
-        summary="Hosts with the identity of another host",
+        "GET /v1/duplicates",
+        Duplicates,
+        "Hosts with the identity of another host",
     ),
-    Route(
+    operator_row(
         "forget_duplicate",
-        "POST",
-        "/v1/machines/{machine}:forget-duplicate",
-        response=Ack,
-        needs=Needs.OPERATOR,
-        summary="Check a cloned machine again: its clone is gone, or replaces it",
+        "POST /v1/machines/{machine}:forget-duplicate",
+        Ack,
+        "Check a cloned machine again: its clone is gone, or replaces it",
     ),
-    Route(
+    operator_row(
         "get_roots",
-        "GET",
-        "/v1/authority/roots",
-        response=AuthorityView,
-        needs=Needs.OPERATOR,
-        summary=(
-            "The authority's roots, the holders that trust them, and obstacles to the next step"
-        ),
+        "GET /v1/authority/roots",
+        AuthorityView,
+        "The authority's roots, the holders that trust them, and obstacles to the next step",
     ),
-    Route(
+    operator_row(
         "step_roots",
-        "POST",
-        "/v1/authority/roots",
+        "POST /v1/authority/roots",
+        AuthorityView,
+        "Take a step in the rotation of the root",
         request=RotationStep,
-        response=AuthorityView,
-        needs=Needs.OPERATOR,
-        summary="Take a step in the rotation of the root",
     ),
-    Route(
+    operator_row(
         "list_audit",
-        "GET",
-        "/v1/audit",
+        "GET /v1/audit",
+        AuditPage,
+        "Changes with author and address, and refused requests; the newest first",
         query=("before", "limit", "since", "who", "object"),
-        response=AuditPage,
-        needs=Needs.OPERATOR,
-        summary="Changes with author and address, and refused requests; the newest first",
     ),
 )

@@ -10,18 +10,14 @@ from control_plane.api.rebalancing import (
     RebalancePlan,
     RebalanceStatus,
 )
+from control_plane.api.route_rows import operator_row, viewer_row
 from wire.routes import Route
 
 _REBALANCE = "/v1/rebalance"
 
 REBALANCING_ROUTES: tuple[Route, ...] = (
-    Route(
-        "rebalance_status",
-        "GET",
-        _REBALANCE,
-        response=RebalanceStatus,
-        needs=Needs.VIEWER,
-        summary="State of the ReBalancer, and its plan",
+    viewer_row(
+        "rebalance_status", _REBALANCE, RebalanceStatus, "State of the ReBalancer, and its plan"
     ),
     Route(
         "plan_rebalance",
@@ -33,39 +29,26 @@ REBALANCING_ROUTES: tuple[Route, ...] = (
         changes=False,
         summary="Moves that the ReBalancer would make now; changes nothing",
     ),
-    Route(
+    viewer_row(
         "rebalance_history",
-        "GET",
         f"{_REBALANCE}/history",
-        response=RebalanceHistory,
-        needs=Needs.VIEWER,
-        summary="The ReBalancer's moves that ended, the newest first",
+        RebalanceHistory,
+        "The ReBalancer's moves that ended, the newest first",
     ),
-    Route(
+    viewer_row(
         "explain_rebalance",
-        "GET",
         f"{_REBALANCE}/moves/{{move}}",
-        response=MoveExplanation,
-        needs=Needs.VIEWER,
-        summary=(
-            "Reason and progress of a move; with `model`, the goals and constraints behind it"
-        ),
+        MoveExplanation,
+        "Reason and progress of a move; with `model`, the goals and constraints behind it",
     ),
-    Route(
+    operator_row(
         "pause_rebalance",
-        "POST",
-        f"{_REBALANCE}/pause",
+        f"POST {_REBALANCE}/pause",
+        RebalanceStatus,
+        "Pause the ReBalancer: it begins no further moves",
         request=PauseRequest,
-        response=RebalanceStatus,
-        needs=Needs.OPERATOR,
-        summary="Pause the ReBalancer: it begins no further moves",
     ),
-    Route(
-        "resume_rebalance",
-        "POST",
-        f"{_REBALANCE}/resume",
-        response=RebalanceStatus,
-        needs=Needs.OPERATOR,
-        summary="Resume the ReBalancer",
+    operator_row(
+        "resume_rebalance", f"POST {_REBALANCE}/resume", RebalanceStatus, "Resume the ReBalancer"
     ),
 )

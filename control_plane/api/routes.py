@@ -16,6 +16,7 @@ from control_plane.api.people import OBJECT_KINDS, Needs
 from control_plane.api.people_routes import PEOPLE_ROUTES
 from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.api.rebalancing_routes import REBALANCING_ROUTES
+from control_plane.api.route_rows import operator_row, owner_row, viewer_row
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.api.task_routes import TASK_ROUTES
 from control_plane.api.validate import job_relations
@@ -29,17 +30,15 @@ _JOB = "/v1/jobs/{job}"
 ROUTES: tuple[Route, ...] = (
     *INTENT_ROUTES,  # first: a path is looked up in this order, and programs write sizes all day
     *JOIN_ROUTES,
-    Route("list_jobs", "GET", "/v1/jobs", response=Jobs, needs=Needs.VIEWER, summary="All jobs"),
-    Route(
+    viewer_row("list_jobs", "/v1/jobs", Jobs, "All jobs"),
+    owner_row(
         "apply_job",
-        "PUT",
-        _JOB,
+        f"PUT {_JOB}",
+        JobStatus,
+        "Create a job or update it; new: only create it",
         request=JobSpec,
-        response=JobStatus,
         query=("dry_run", "new"),
-        needs=Needs.OWNER,
         relations=job_relations,
-        summary="Create a job or update it; new: only create it",
     ),
     Route(
         "plan_job",
@@ -53,45 +52,35 @@ ROUTES: tuple[Route, ...] = (
         relations=job_relations,
         summary="Effect of applying a job; changes nothing",
     ),
-    Route(
+    viewer_row(
         "explain_job",
-        "GET",
         f"{_JOB}/explanation",
-        response=JobExplanation,
+        JobExplanation,
+        "Tasks of a job that have a machine, and every reason why others wait",
         is_costly=True,
-        needs=Needs.VIEWER,
-        summary="Tasks of a job that have a machine, and every reason why others wait",
     ),
-    Route("get_job", "GET", _JOB, response=JobStatus, needs=Needs.VIEWER, summary="One job"),
+    viewer_row("get_job", _JOB, JobStatus, "One job"),
     *(
-        Route(
-            f"{verb}_job",
-            "POST",
-            f"{_JOB}/{verb}",
-            response=JobStatus,
-            needs=Needs.OWNER,
-            summary=summary,
-        )
-        for verb, summary in (
+        owner_row(f"{verb}_job", f"POST {_JOB}/{verb}", JobStatus, summary, query=query)
+        for verb, query, summary in (
             (
                 "pause",
+                ("expect",),
                 "Pause the update of a job: no further task is taken down for a newer version",
             ),
-            ("resume", "Resume the update of a job"),
-            ("restart", "Restart every task of a job, like an update"),
-            ("rollback", "Roll the tasks back to the previous version of the job"),
+            ("resume", ("expect",), "Resume the update of a job"),
+            ("restart", (), "Restart every task of a job, like an update"),
+            ("rollback", (), "Roll the tasks back to the previous version of the job"),
         )
     ),
-    Route(
+    owner_row(
         "move_job",
-        "POST",
-        f"{_JOB}/move",
+        f"POST {_JOB}/move",
+        JobStatus,
+        "Move a job to another entitlement by a rolling update",
         request=JobMove,
-        response=JobStatus,
-        needs=Needs.OWNER,
-        summary="Move a job to another entitlement by a rolling update",
     ),
-    Route("stop_job", "DELETE", _JOB, response=JobStatus, needs=Needs.OWNER, summary="Stop a job"),
+    owner_row("stop_job", f"DELETE {_JOB}", JobStatus, "Stop a job"),
     Route(
         "job_logs",
         "GET",
@@ -101,43 +90,33 @@ ROUTES: tuple[Route, ...] = (
         needs=Needs.OWNER,
         summary="Output of a task",
     ),
-    Route(
+    viewer_row(
         "job_events",
-        "GET",
         f"{_JOB}/events",
+        JobEvents,
+        "Operations on a job's tasks with their causes, oldest first, after event `after`",
         query=("after", "limit"),
-        response=JobEvents,
-        needs=Needs.VIEWER,
-        summary=(
-            "Operations on a job's tasks with their causes, oldest first, after event `after`"
-        ),
     ),
-    Route(
+    viewer_row(
         "task_story",
-        "GET",
         f"{_JOB}/tasks/{{index}}/story",
-        response=TaskStory,
-        needs=Needs.VIEWER,
-        summary="Present and past operations on a task, with their causes",
+        TaskStory,
+        "Present and past operations on a task, with their causes",
     ),
-    Route(
+    owner_row(
         "move_task",
-        "POST",
-        f"{_JOB}/tasks/{{index}}/move",
+        f"POST {_JOB}/tasks/{{index}}/move",
+        TaskStory,
+        "Move a task: it stops, and starts elsewhere, within the budget",
         request=MoveRequest,
-        response=TaskStory,
-        needs=Needs.OWNER,
-        summary="Move a task: it stops, and starts elsewhere, within the budget",
     ),
-    Route(
+    viewer_row(
         "get_endpoints",
-        "GET",
         f"{_JOB}/endpoints",
+        Endpoints,
+        "Healthy tasks of a job; waits up to wait_s for a revision above `after`",
         query=("after", "wait_s"),
-        response=Endpoints,
         roles=("host", "anyone"),
-        needs=Needs.VIEWER,
-        summary="Healthy tasks of a job; waits up to wait_s for a revision above `after`",
     ),
     Route(
         "watch_endpoints",
@@ -151,42 +130,31 @@ ROUTES: tuple[Route, ...] = (
         waits=True,
         summary="Healthy tasks of those of many jobs whose revision differs from the known one",
     ),
-    Route(
+    owner_row(
         "put_weights",
-        "PUT",
-        f"{_JOB}/weights",
+        f"PUT {_JOB}/weights",
+        Endpoints,
+        "Set for a while which share of the requests tasks of a job get; not stored",
         request=EndpointWeights,
-        response=Endpoints,
-        needs=Needs.OWNER,
-        summary="Set for a while which share of the requests tasks of a job get; not stored",
     ),
-    Route(
+    owner_row(
         "put_shards",
-        "PUT",
-        f"{_JOB}/shards",
+        f"PUT {_JOB}/shards",
+        ShardMapView,
+        "Set which tasks serve which shards of a job; replaces the previous map",
         request=ShardMap,
-        response=ShardMapView,
         body_bytes=MAX_BODY_BYTES,
-        needs=Needs.OWNER,
-        summary="Set which tasks serve which shards of a job; replaces the previous map",
     ),
-    Route(
-        "get_shards",
-        "GET",
-        f"{_JOB}/shards",
-        response=ShardMapView,
-        needs=Needs.VIEWER,
-        summary="Which tasks serve which shards of a job",
+    viewer_row(
+        "get_shards", f"{_JOB}/shards", ShardMapView, "Which tasks serve which shards of a job"
     ),
-    Route(
+    viewer_row(
         "get_shard",
-        "GET",
         f"{_JOB}/shards/{{shard}}",
+        Endpoints,
+        "Healthy tasks that serve a shard, in order; waits like the job's endpoints",
         query=("after", "wait_s"),
-        response=Endpoints,
         roles=("host", "anyone"),
-        needs=Needs.VIEWER,
-        summary="Healthy tasks that serve a shard, in order; waits like the job's endpoints",
     ),
     *TASK_ROUTES,
     *MACHINE_ROUTES,
@@ -198,14 +166,12 @@ ROUTES: tuple[Route, ...] = (
     *CAPACITY_ROUTES,
     *PEOPLE_ROUTES,
     *PROFILE_ROUTES,
-    Route(
+    viewer_row(
         "list_store_images",
-        "GET",
         "/v1/images",
-        response=Images,
+        Images,
+        "All images of the image store",
         roles=("component",),
-        needs=Needs.VIEWER,
-        summary="All images of the image store",
     ),
     Route(
         "push_image",
@@ -235,22 +201,15 @@ ROUTES: tuple[Route, ...] = (
         needs=Needs.ANY_OWNER,
         summary="Set the image that a name means from now on",
     ),
-    Route(
-        "remove_image",
-        "DELETE",
-        "/v1/images/{digest}",
-        response=Ack,
-        needs=Needs.OPERATOR,
-        summary="Remove an image that no job runs",
+    operator_row(
+        "remove_image", "DELETE /v1/images/{digest}", Ack, "Remove an image that no job runs"
     ),
-    Route(
+    operator_row(
         "create_token",
-        "POST",
-        "/v1/tokens",
+        "POST /v1/tokens",
+        Token,
+        "A one-time join token for one host",
         request=TokenRequest,
-        response=Token,
-        needs=Needs.OPERATOR,
-        summary="A one-time join token for one host",
     ),
     Route("healthz", "GET", "/healthz", response=Liveness, roles=("anyone",), summary="Alive"),
     Route(

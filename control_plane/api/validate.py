@@ -88,7 +88,7 @@ def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:
     listed = document.get("ports", [])
     some = listed[: 2 * MAX_LISTED] if isinstance(listed, list) else []
     ports = [p for p in some if isinstance(p, str)]
-    yield from requirement_errors(document.get("requires"), "requires")
+    yield from requirement_errors(document.get("requires"))
     yield from preference_errors(document.get("preferences"))
     for name, count in Counter(ports).items():
         if count > 1:
@@ -209,14 +209,14 @@ def _update_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
         yield FieldError(field="update.surge", reason=reason)
 
 
-def requirement_errors(listed: Any, field: str) -> list[FieldError]:
+def requirement_errors(listed: Any) -> list[FieldError]:
     """Return the errors in a list of requirements, as far as its items are texts."""
     if not isinstance(listed, list):
         return []
     some = listed[:MAX_LISTED]  # a longer list is refused for its length
     texts = [(i, text) for i, text in enumerate(some) if isinstance(text, str) and text]
     return [
-        FieldError(field=f"{field}[{i}]", reason=reason)
+        FieldError(field=f"requires[{i}]", reason=reason)
         for i, text in texts
         for reason in parsed(text)[1]
     ]

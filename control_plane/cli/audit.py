@@ -9,8 +9,7 @@ import click
 
 from control_plane.api.people import AuditEntry, AuditPage
 from control_plane.cli import show
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, shows_answer
 from wire.options import seconds
 
 if TYPE_CHECKING:
@@ -24,8 +23,7 @@ _AT_ONCE = 1000
 @click.option("--who", metavar="CALLER", help="Only of this user; or host:NAME, local:UID.")
 @click.option("--object", "object_", metavar="KIND/NAME", help="Only about job/web, machine/m1, …")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True)
-@output_option
-@click.pass_obj
+@shows_answer
 def audit(
     target: Target,
     since: float | None,

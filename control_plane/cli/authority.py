@@ -8,7 +8,7 @@ import click
 
 from control_plane.api.authority import AuthorityView, Step
 from control_plane.cli import show
-from control_plane.cli.program import Target
+from control_plane.cli.program import Target, shows_answer
 from control_plane.cli.show import output_option
 
 
@@ -36,16 +36,14 @@ def _print(found: AuthorityView) -> None:
         return
     click.echo(f"\nnext: twinectl authority {found.next.value}")
     for line in found.hinders:
-        click.echo(show.printable(f"  would be locked out: {line}"))
+        show.lines(f"  would be locked out: {line}")
 
 
 @authority.command("show")
-@output_option
-@click.pass_obj
+@shows_answer
 def authority_show(target: Target, output: str) -> None:
     """Show the roots, the number of hosts that trust them, and obstacles to the next step."""
-    found: AuthorityView = target.ask(lambda client: client.get_roots())
-    show.emit(output, found, lambda: _print(found))
+    target.show(output, lambda client: client.get_roots(), _print)
 
 
 def _command(step: Step, text: str) -> None:
@@ -54,7 +52,7 @@ def _command(step: Step, text: str) -> None:
     @output_option
     @click.pass_obj
     def take(target: Target, output: str, force: bool) -> None:
-        found: AuthorityView = target.ask(lambda client: client.step_roots(step, force=force))
+        found = target.ask(lambda client: client.step_roots(step, force=force))
         show.emit(output, found, lambda: _print(found))
 
 

@@ -14,6 +14,8 @@ import msgspec
 from control_plane.api.load_tests import LOAD_TEST_ROUTES, LoadTest, LoadTestRequest, LoadTestState
 from control_plane.api.sizings import AUTOSCALER_ROUTES, Simulation, SizingView, SizingViews
 from control_plane.cli import show
+from control_plane.cli.jobfile import read_job
+from control_plane.cli.local_services import ask_service, socket_option
 from control_plane.cli.show import output_option
 from wire import options
 from wire.errors import InvalidInput
@@ -24,17 +26,11 @@ if TYPE_CHECKING:
     from wire.client import WireClient
 
 
-DEFAULT_SOCKET = "/run/twine/autoscaler.sock"
 _TEST = {route.name: route for route in LOAD_TEST_ROUTES}
 _ROUTE = {route.name: route for route in AUTOSCALER_ROUTES}
-_SOCKET = click.option(
-    "--socket",
-    envvar="TWINE_AUTOSCALER",
-    default=DEFAULT_SOCKET,
-    show_default=True,
-    metavar="PATH",
-    help="Socket of twine-autoscaler.",
-)
+_SOCKET = socket_option("twine-autoscaler", "TWINE_AUTOSCALER", "/run/twine/autoscaler.sock")
+_TIMEOUT_S = 120.0
+"""Time limit of a call: to replay the history of a large job takes long."""
 
 
 @click.group()
@@ -43,13 +39,7 @@ def autoscale() -> None:
 
 
 def _ask(socket: str, work: Callable[[WireClient], Awaitable[Any]]) -> Any:
-    from wire.client import WireClient
-
-    async def call() -> Any:
-        async with WireClient(f"unix:{socket}", timeout_s=120.0) as client:
-            return await work(client)
-
-    return asyncio.run(call())
+    return ask_service(socket, work, _TIMEOUT_S)
 
 
 @autoscale.command("load-test")
@@ -211,8 +201,6 @@ def simulate(file: Path, settings: tuple[str, ...], socket: str, output: str) ->
 
     For instance: twinectl autoscale simulate web.toml --set autoscale.target=0.7
     """
-    from control_plane.cli.jobfile import read_job
-
     spec = read_job(file, settings, is_image_known=False)
     if spec.autoscale is None:
         raise InvalidInput(f"{file} has no [autoscale] table")

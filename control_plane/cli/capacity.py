@@ -7,11 +7,16 @@ from collections.abc import Iterable
 
 import click
 
-from control_plane.api.capacity_report import Amount, CapacityReport, Line, PowerBudget
-from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport, LoanView
+from control_plane.api.capacity_report import (
+    Amount,
+    CapacityReport,
+    Fragmentation,
+    Line,
+    PowerBudget,
+)
+from control_plane.api.elastic import ElasticReport, LoanView, PoolElasticity, PromiseReport
 from control_plane.cli import show
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, shows_answer
 from wire.units import about_size
 
 _FREED_SHOWN = 20
@@ -29,30 +34,27 @@ def capacity() -> None:
     type=click.Choice(["unit", "entitlement", "type", "datacenter", "msb", "power"]),
     help="One table; without it, a summary of the region.",
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def capacity_report(target: Target, by: str | None, output: str) -> None:
     """Show the capacity of the region, of its entitlements, or of its parts."""
-    found: CapacityReport = target.ask(lambda client: client.get_capacity())
+    found = target.ask(lambda client: client.get_capacity())
     show.emit(output, found, lambda: _print(found, by))
 
 
 @capacity.command("elastic")
 @click.option("--loans", "one_by_one", is_flag=True, help="Show each machine on loan.")
-@output_option
-@click.pass_obj
+@shows_answer
 def capacity_elastic(target: Target, *, one_by_one: bool, output: str) -> None:
     """Show loans and borrowers, entitlements that wait, and how promises were kept."""
-    found: ElasticReport = target.ask(lambda client: client.get_elastic())
+    found = target.ask(lambda client: client.get_elastic())
     show.emit(output, found, lambda: _print_elastic(found, one_by_one=one_by_one))
 
 
 @capacity.command("buffers")
-@output_option
-@click.pass_obj
+@shows_answer
 def capacity_buffers(target: Target, output: str) -> None:
     """Show the spare machines that the region needs, and that owners would need separately."""
-    found: Buffers = target.ask(lambda client: client.get_buffers())
+    found = target.ask(lambda client: client.get_buffers())
 
     def as_table() -> None:
         rows = [(b.kind, b.central, b.siloed, b.why) for b in found.buffers]
@@ -65,11 +67,10 @@ def capacity_buffers(target: Target, output: str) -> None:
 
 @capacity.command("signal")
 @click.argument("entitlement")
-@output_option
-@click.pass_obj
+@shows_answer
 def capacity_signal(target: Target, entitlement: str, output: str) -> None:
     """Show the capacity of a borrower against its request: full, short or absent."""
-    found: CapacitySignal = target.ask(lambda client: client.get_signal(entitlement))
+    found = target.ask(lambda client: client.get_signal(entitlement))
     rows = [
         ("state", found.state),
         ("on loan", found.machines),
@@ -92,44 +93,17 @@ def _whose(loan: LoanView) -> str:
 
 def _print_elastic(found: ElasticReport, *, one_by_one: bool) -> None:
     if one_by_one:
-        loans = [
-            (
-                *(v.machine, _whose(v), v.borrower, f"{v.promise_s:g} s", v.tasks),
-                "recalled: " + v.why if v.revoked_at else "on loan",
-            )
-            for v in found.loans
-        ]
-        show.table(("machine", "donor", "borrower", "promise", "tasks", "state"), loans)
+        _print_loans(found.loans)
         return
     if found.holding:
-        click.echo(show.printable(f"lending is off: {found.holding}"))
+        show.lines(f"lending is off: {found.holding}")
     click.echo(
         f"mode {found.mode}: {len(found.loans)} machines on loan, {found.free} free,"
         f" {found.kept} of them kept, the last matching found {found.proposed}"
     )
-    pools = [
-        (
-            *(p.entitlement, p.used, p.expected, p.lent, p.left, p.borrowed, p.wanted, p.short),
-            "-" if p.availability is None else f"{p.availability:.1%}",
-            p.freed_machine_hours,
-        )
-        for p in found.pools
-    ]
-    columns = ("used", "expected", "lent", "left", "borrowed", "wants", "short")
-    show.table(("entitlement", *columns, "availability", "freed machine-hours"), pools)
+    _print_pools(found.pools)
     click.echo()
-    kept = [
-        (
-            *(f"{p.promise_s:g} s", p.ended, p.revoked, p.broken, p.interrupted),
-            *(f"{p.mean_notice_s:g}", f"{p.return_p50_s:g}", f"{p.return_p99_s:g}"),
-            p.machine_hours,
-        )
-        for p in found.promises
-    ]
-    times = ("mean notice s", "back p50 s", "back p99 s")
-    show.table(
-        ("promise", "ended", "revoked", "broken", "interrupted", *times, "machine-hours"), kept
-    )
+    _print_promises(found.promises)
     if found.freed:
         click.echo()
         rows = [(f.job, f.entitlement, f.machine_hours) for f in found.freed[:_FREED_SHOWN]]
@@ -138,6 +112,43 @@ def _print_elastic(found: ElasticReport, *, one_by_one: bool) -> None:
         click.echo(
             f"\nlate: {show.printable(machine)} has not been returned, and its promise has expired"
         )
+
+
+def _print_loans(loans: Iterable[LoanView]) -> None:
+    rows = [
+        (
+            *(v.machine, _whose(v), v.borrower, f"{v.promise_s:g} s", v.tasks),
+            "recalled: " + v.why if v.revoked_at else "on loan",
+        )
+        for v in loans
+    ]
+    show.table(("machine", "donor", "borrower", "promise", "tasks", "state"), rows)
+
+
+def _print_pools(pools: Iterable[PoolElasticity]) -> None:
+    rows = [
+        (
+            *(p.entitlement, p.used, p.expected, p.lent, p.left, p.borrowed, p.wanted, p.short),
+            "-" if p.availability is None else f"{p.availability:.1%}",
+            p.freed_machine_hours,
+        )
+        for p in pools
+    ]
+    columns = ("used", "expected", "lent", "left", "borrowed", "wants", "short")
+    show.table(("entitlement", *columns, "availability", "freed machine-hours"), rows)
+
+
+def _print_promises(promises: Iterable[PromiseReport]) -> None:
+    rows = [
+        (
+            *(f"{p.promise_s:g} s", p.ended, p.revoked, p.broken, p.interrupted),
+            *(f"{p.mean_notice_s:g}", f"{p.return_p50_s:g}", f"{p.return_p99_s:g}"),
+            p.machine_hours,
+        )
+        for p in promises
+    ]
+    ends = ("promise", "ended", "revoked", "broken", "interrupted")
+    show.table((*ends, "mean notice s", "back p50 s", "back p99 s", "machine-hours"), rows)
 
 
 def _print(found: CapacityReport, by: str | None) -> None:
@@ -199,7 +210,7 @@ def _print_power(budgets: Iterable[PowerBudget]) -> None:
 
 
 def _print_whole(found: CapacityReport) -> None:
-    split, pieces = found.split, found.fragmentation
+    split = found.split
     rows = [
         _row("all machines", split.all, split.all),
         _row("guaranteed: held, with tasks", split.guaranteed, split.all),
@@ -211,36 +222,32 @@ def _print_whole(found: CapacityReport) -> None:
     ]
     show.table(("capacity", "machines", "rru", "share", "memory"), rows)
     click.echo()
-    show.table(
-        ("fragmentation", "value"),
-        [
-            (
-                "entitlements of 10 machines at most",
-                f"{pieces.small} of {pieces.entitlements} ({pieces.small_share:.0%})",
-            ),
-            ("machines that they hold", pieces.small_held),
-            ("machines held, less than half used", f"{pieces.half_empty} of {pieces.held}"),
-            ("machines held, without tasks", pieces.idle),
-            ("machines saved if small ones stack", pieces.stacks_save),
-            ("stranded RRU", f"{pieces.stranded_rru:g}"),
-            ("stranded memory", about_size(pieces.stranded_memory_bytes)),
-            *(
-                (
-                    f"largest task on {t.machine_type}",
-                    f"{about_size(t.memory_bytes)}, {t.rru:g} RRU",
-                )
-                for t in pieces.largest
-            ),
-        ],
-    )
+    _print_fragmentation(found.fragmentation)
+    for words in found.short:
+        click.echo(f"\nshort: {show.printable(words)}")
+
+
+def _print_fragmentation(pieces: Fragmentation) -> None:
+    small = f"{pieces.small} of {pieces.entitlements} ({pieces.small_share:.0%})"
+    rows: list[tuple[str, object]] = [
+        ("entitlements of 10 machines at most", small),
+        ("machines that they hold", pieces.small_held),
+        ("machines held, less than half used", f"{pieces.half_empty} of {pieces.held}"),
+        ("machines held, without tasks", pieces.idle),
+        ("machines saved if small ones stack", pieces.stacks_save),
+        ("stranded RRU", f"{pieces.stranded_rru:g}"),
+        ("stranded memory", about_size(pieces.stranded_memory_bytes)),
+    ]
+    for task in pieces.largest:
+        room = f"{about_size(task.memory_bytes)}, {task.rru:g} RRU"
+        rows.append((f"largest task on {task.machine_type}", room))
+    show.table(("fragmentation", "value"), rows)
     for stack in pieces.stacks:
         names = show.printable(", ".join(stack.entitlements))
         click.echo(
             f"\nstack: {names} hold {stack.held} machines with profile {stack.host_profile};"
             f" as reservations on one materialization they need {stack.needed}"
         )
-    for words in found.short:
-        click.echo(f"\nshort: {show.printable(words)}")
 
 
 def _row(name: str, part: Amount, whole: Amount) -> tuple[object, ...]:

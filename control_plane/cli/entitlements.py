@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -15,23 +15,23 @@ from agent.api.relaxations import TO_BE_ALLOWED
 from control_plane.api.capacity import (
     EntitlementChange,
     EntitlementRequest,
-    EntitlementRequests,
-    Entitlements,
     EntitlementSpec,
-    EntitlementView,
     RequestState,
 )
 from control_plane.api.entitlement_rules import entitlement_relations
 from control_plane.cli import show
 from control_plane.cli.jobfile import read_document
 from control_plane.cli.people import principal_of
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, options, refuse_others, shows_answer
 from wire.routes import invalid
 from wire.violations import violations
 from wire.written import plain
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from control_plane.client import ControlPlaneClient
+
+Decide = Callable[["ControlPlaneClient", str, str], Awaitable[EntitlementRequest]]
+"""Sends a decision about a request, with a note."""
 
 
 @click.group()
@@ -54,7 +54,7 @@ class _TypeQuota(click.ParamType[tuple[str, int]]):
         return kind, int(count)
 
 
-_OPTIONS = (
+_spec_options = options(
     click.option(
         "--machines",
         type=click.IntRange(0, 1_000_000),
@@ -126,18 +126,11 @@ _OPTIONS = (
 _DRY = click.option("--dry-run", is_flag=True, help="Only show the result; change nothing.")
 
 
-def _spec_options(command: F) -> F:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
 @entitlement.command("create")
 @click.argument("name")
 @_spec_options
 @_DRY
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_create(
     target: Target, /, name: str, output: str, *, dry_run: bool, **given: Any
 ) -> None:
@@ -149,8 +142,7 @@ def entitlement_create(
 @click.argument("name")
 @_spec_options
 @_DRY
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_update(
     target: Target, /, name: str, output: str, *, dry_run: bool, **given: Any
 ) -> None:
@@ -162,14 +154,14 @@ def entitlement_update(
 @click.argument("name")
 @click.option("--delete", is_flag=True, help="Request its removal.")
 @_spec_options
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_request(target: Target, /, name: str, output: str, **given: Any) -> None:
     """Like update or create, but another user grants it, or it is granted later."""
     if given.pop("delete"):
+        refuse_others("--delete", {"name", "delete", "reason", "output"}, "it is removed")
         change = EntitlementChange(spec=None, reason=given["reason"], queue=True)
     else:
-        known: Entitlements = target.ask(lambda client: client.list_entitlements())
+        known = target.ask(lambda client: client.list_entitlements())
         exists = any(view.record.name == name for view in known.entitlements)
         change = _change(_present(target, name) if exists else {}, given, queue=True)
     _ask(target, name, change, output)
@@ -178,19 +170,17 @@ def entitlement_request(target: Target, /, name: str, output: str, **given: Any)
 @entitlement.command("delete")
 @click.argument("name")
 @click.option("--reason", default="", help="Kept with the request.")
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_delete(target: Target, name: str, reason: str, output: str) -> None:
     """Remove an entitlement that has no jobs."""
     _ask(target, name, EntitlementChange(spec=None, reason=reason), output)
 
 
 @entitlement.command("list")
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_list(target: Target, output: str) -> None:
     """Show all entitlements and the machines that they hold."""
-    found: Entitlements = target.ask(lambda client: client.list_entitlements())
+    found = target.ask(lambda client: client.list_entitlements())
     rows = [
         (
             view.record.name,
@@ -212,11 +202,10 @@ def entitlement_list(target: Target, output: str) -> None:
 
 @entitlement.command("show")
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_show(target: Target, name: str, output: str) -> None:
     """Show one entitlement: its quota, its machines, its jobs, and requests for it."""
-    found: EntitlementView = target.ask(lambda client: client.get_entitlement(name))
+    found = target.ask(lambda client: client.get_entitlement(name))
     spec = found.record.spec
     rows = [
         ("quota", _quota(spec)),
@@ -242,11 +231,10 @@ def entitlement_show(target: Target, name: str, output: str) -> None:
 
 @entitlement.command("requests")
 @click.option("--all", "decided", is_flag=True, help="Also decided ones.")
-@output_option
-@click.pass_obj
+@shows_answer
 def entitlement_requests(target: Target, decided: bool, output: str) -> None:
     """Show the requests that wait for a decision."""
-    found: EntitlementRequests = target.ask(lambda client: client.list_requests(decided=decided))
+    found = target.ask(lambda client: client.list_requests(decided=decided))
     rows = [
         (
             request.request_id,
@@ -264,34 +252,24 @@ def entitlement_requests(target: Target, decided: bool, output: str) -> None:
     show.emit(output, found, lambda: show.table(columns, rows))
 
 
-@entitlement.command("approve")
-@click.argument("request")
-@click.option("--note", default="", help="Kept with the request.")
-@output_option
-@click.pass_obj
-def entitlement_approve(target: Target, request: str, note: str, output: str) -> None:
-    """Grant a REQUEST; it takes effect now."""
-    _say(target.ask(lambda client: client.approve_request(request, note)), output)
+def _decision(
+    verb: str, text: str, send: Decide, note_text: str = "Kept with the request."
+) -> None:
+    @entitlement.command(verb, help=text)
+    @click.argument("request")
+    @click.option("--note", default="", help=note_text)
+    @shows_answer
+    def decide(target: Target, request: str, note: str, output: str) -> None:
+        _say(target.ask(lambda client: send(client, request, note)), output)
 
 
-@entitlement.command("deny")
-@click.argument("request")
-@click.option("--note", default="", help="Shown to the requester.")
-@output_option
-@click.pass_obj
-def entitlement_deny(target: Target, request: str, note: str, output: str) -> None:
-    """Refuse a REQUEST."""
-    _say(target.ask(lambda client: client.deny_request(request, note)), output)
-
-
-@entitlement.command("withdraw")
-@click.argument("request")
-@click.option("--note", default="", help="Kept with the request.")
-@output_option
-@click.pass_obj
-def entitlement_withdraw(target: Target, request: str, note: str, output: str) -> None:
-    """Withdraw your own REQUEST."""
-    _say(target.ask(lambda client: client.withdraw_request(request, note)), output)
+_decision(
+    "approve", "Grant a REQUEST; it takes effect now.", lambda to, *of: to.approve_request(*of)
+)
+_decision(
+    "deny", "Refuse a REQUEST.", lambda to, *of: to.deny_request(*of), "Shown to the requester."
+)
+_decision("withdraw", "Withdraw your own REQUEST.", lambda to, *of: to.withdraw_request(*of))
 
 
 def _ask(target: Target, name: str, change: EntitlementChange, output: str) -> None:
@@ -303,7 +281,7 @@ def _ask(target: Target, name: str, change: EntitlementChange, output: str) -> N
 def _say(made: EntitlementRequest, output: str, dry_run: bool = False) -> None:
     def say() -> None:
         what = "dry run, nothing was changed; result: " if dry_run else ""
-        click.echo(show.printable(what + _in_words(made)))
+        show.lines(what + _in_words(made))
         for warning in made.warnings:
             click.echo(show.printable(f"warning: {warning}"), err=True)
 
@@ -324,7 +302,7 @@ def _in_words(made: EntitlementRequest) -> str:
 
 
 def _present(target: Target, name: str) -> dict[str, Any]:
-    view: EntitlementView = target.ask(lambda client: client.get_entitlement(name))
+    view = target.ask(lambda client: client.get_entitlement(name))
     present = msgspec.to_builtins(view.record.spec)
     assert isinstance(present, dict)
     return present

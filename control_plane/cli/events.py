@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
 
 from agent.api import Exit, exit_text
-from control_plane.api.operations import REASON_MAX, JobEvent, JobEvents, MoveRequest, TaskStory
+from control_plane.api.operations import REASON_MAX, JobEvent, MoveRequest, TaskStory
 from control_plane.cli import show
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.jobs import job
+from control_plane.cli.program import Target, shows_answer
 from wire.errors import InvalidInput
 from wire.options import a_name, also
 
 if TYPE_CHECKING:
-    from control_plane.client import ControlPlaneClient
+    pass
 
 _COLUMNS = ("nr", "end", "took", "task", "operation", "cause", "outcome", "machines", "reason")
 _TASK = re.compile(r"(.+)-([0-9]{1,6})")
 
 
-@click.command()
+@job.command()
 @click.argument("name")
 @click.option("--after", type=click.IntRange(0), default=0, help="Only events after this number.")
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True)
-@output_option
-@click.pass_obj
+@shows_answer
 def events(target: Target, name: str, after: int, limit: int, output: str) -> None:
     """Show the operations on the tasks of job NAME, oldest first; also after the job is gone."""
-    found: JobEvents = target.ask(lambda client: client.job_events(name, after, limit))
+    found = target.ask(lambda client: client.job_events(name, after, limit))
 
     def lines() -> None:
         show.table(_COLUMNS, _rows(name, found.events))
@@ -50,20 +48,15 @@ def task() -> None:
 @also(task, "story")
 @task.command("events")
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def task_events(target: Target, name: str, output: str) -> None:
     """Show past and present operations on task NAME (as `web-3`)."""
     job, index = task_named(name)
 
-    async def work(client: ControlPlaneClient) -> TaskStory:
-        return await client.task_story(job, index)
-
-    found = target.ask(work)
+    found = target.ask(lambda client: client.task_story(job, index))
 
     def lines() -> None:
-        for line in head(name, found):
-            click.echo(show.printable(line))
+        show.lines(*head(name, found))
         show.table(_COLUMNS, _rows(job, found.events))
 
     show.emit(output, found, lines)
@@ -73,8 +66,7 @@ def task_events(target: Target, name: str, output: str) -> None:
 @click.argument("name")
 @click.option("--to", type=a_name(), metavar="MACHINE", help="[default: the best other machine]")
 @click.option("--reason", required=True, help="Kept with the operation.")
-@output_option
-@click.pass_obj
+@shows_answer
 def move(target: Target, name: str, to: str | None, reason: str, output: str) -> None:
     """Move task NAME (as `web-3`): it stops, and starts on another machine.
 
@@ -82,13 +74,8 @@ def move(target: Target, name: str, to: str | None, reason: str, output: str) ->
     """
     job, index = task_named(name)
     request = MoveRequest(to=to or "", reason=reason[:REASON_MAX])
-    found: TaskStory = target.ask(lambda client: client.move_task(job, index, request))
-
-    def lines() -> None:
-        for line in head(name, found):
-            click.echo(show.printable(line))
-
-    show.emit(output, found, lines)
+    found = target.ask(lambda client: client.move_task(job, index, request))
+    show.emit(output, found, lambda: show.lines(*head(name, found)))
 
 
 def task_named(name: str) -> tuple[str, int]:
@@ -125,7 +112,7 @@ def _rows(job: str, found: Iterable[JobEvent]) -> list[tuple[object, ...]]:
     return [
         (
             event.seq,
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.end)),
+            show.local_time(event.end),
             show.duration(event.end - event.start),
             f"{job}-{event.task}" if event.task is not None else job,
             event.kind.value,

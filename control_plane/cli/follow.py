@@ -8,16 +8,22 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+import click
+
 from agent.api import exit_text
 from control_plane.api.jobs import JobPhase, JobStatus, TaskRecord
 from control_plane.api.updates import OnFailure
 from control_plane.cli.log_text import lines_of
 from control_plane.cli.show import printable, progress
 from wire.errors import NotFound, TwineError, Unreachable
+from wire.options import seconds
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
+timeout_option = click.option(
+    "--timeout", type=seconds(), default="10m", show_default=True, help="Time limit of --wait."
+)
 POLL_S = 0.5
 MAX_REASONS = 5
 LOG_S = 10.0

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.api import ImageFormat, ImageInfo, Images, ImageSignature, NamedImage
+from agent.api import ImageFormat, ImageInfo, ImageSignature, NamedImage
 from control_plane.cli import show
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, shows_answer
 from control_plane.images.formats import HEAD_BYTES, format_of
 from wire import signatures
 from wire.errors import InvalidInput
@@ -45,8 +44,7 @@ def image() -> None:
 @click.option(
     "--name", "names", multiple=True, help="Name to give to the image, as redis:7.2; repeat."
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def push(target: Target, file: Path, form: str | None, names: tuple[str, ...], output: str) -> None:
     """Store FILE in the image store; print its digest.
 
@@ -80,11 +78,10 @@ def push(target: Target, file: Path, form: str | None, names: tuple[str, ...], o
 
 
 @image.command("list")
-@output_option
-@click.pass_obj
+@shows_answer
 def list_(target: Target, output: str) -> None:
     """Show all images of the image store."""
-    found: Images = target.ask(lambda client: client.list_images())
+    found = target.ask(lambda client: client.list_images())
     rows = [
         (
             ", ".join(i.names) or "-",
@@ -103,8 +100,7 @@ def list_(target: Target, output: str) -> None:
 @image.command("name")
 @click.argument("digest")
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def name_(target: Target, digest: str, name: str, output: str) -> None:
     """Set NAME to mean the image DIGEST from now on; applied jobs keep their image."""
     _check_name(name)
@@ -114,7 +110,7 @@ def name_(target: Target, digest: str, name: str, output: str) -> None:
 
 def names_of(target: Target) -> dict[str, str]:
     """Return each name of an image, and the digest that it means now."""
-    found: Images = target.ask(lambda client: client.list_images())
+    found = target.ask(lambda client: client.list_images())
     return {name: info.digest for info in found.images for name in info.names}
 
 
@@ -135,8 +131,7 @@ def _check_name(name: str) -> None:
     type=click.Path(path_type=Path),
     help="File of the private key, as PEM.",
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def sign(target: Target, digest: str, name: str, file: Path, output: str) -> None:
     """Sign the image DIGEST; the signature is stored with it.
 

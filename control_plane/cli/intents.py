@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,9 @@ from control_plane.api.intent_changes import (
 from control_plane.api.intents import Dimension, StoredIntent
 from control_plane.cli import show
 from control_plane.cli.images import names_of
-from control_plane.cli.program import Target
+from control_plane.cli.jobfile import digest_of, read_job
+from control_plane.cli.jobs import job
+from control_plane.cli.program import Target, options, refuse_others, shows_answer
 from control_plane.cli.show import output_option
 from wire.options import part, seconds
 
@@ -37,14 +38,14 @@ _TAKE_OVER = click.option(
     is_flag=True,
     help="Proceed even if another user is its writer; you become its writer.",
 )
+_FITS_END = {"name", "end", "output", *IntentChange.__struct_fields__}
 _COLUMNS = ("dimension", "writer", "version", "since", "until", "effect", "waits for", "reason")
 
 
-def _options(command: Any) -> Any:
-    """Add the options of all writes of an intent."""
-    for option in (output_option, _TAKE_OVER, _EXPECT, _REASON, click.argument("name")):
-        command = option(command)
-    return click.pass_obj(command)
+_options = options(
+    *(click.pass_obj, click.argument("name"), _REASON, _EXPECT, _TAKE_OVER, output_option)
+)
+"""The options of all writes of an intent."""
 
 
 def _config_option(text: str) -> Callable[[Any], Any]:
@@ -56,8 +57,8 @@ def _config_option(text: str) -> Callable[[Any], Any]:
             name, equals, path = pair.partition("=")
             if name in found:
                 raise click.UsageError(f"--config {name} is given twice")
-            try:
-                found[name] = Path(path).read_text() if equals else ""
+            try:  # as bytes: the task gets the line ends that the file has
+                found[name] = Path(path).read_bytes().decode() if equals else ""
             except (OSError, ValueError) as e:
                 raise click.UsageError(f"--config {pair}: {e}") from e
             if not equals:
@@ -69,16 +70,15 @@ def _config_option(text: str) -> Callable[[Any], Any]:
     )
 
 
-@click.command()
+@job.command()
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def intents(target: Target, name: str, output: str) -> None:
     """Show the intents of each writer for job NAME, their effect now, and what they wait for."""
     _show(target.ask(lambda client: client.get_intents(name)), output)
 
 
-@click.command()
+@job.command()
 @_options
 @click.option(
     "--file", type=click.Path(path_type=Path), help="The job file to push, except its size."
@@ -102,48 +102,31 @@ def push(
     file: Path | None,
     image: str | None,
     configuration: dict[str, str],
-    share: float,
-    tasks: int | None,
-    gives_back: bool,
     output: str,
-    **meta: Any,
+    **given: Any,
 ) -> None:
     """Push a specification to a part of job NAME; without --file and --image the next stage."""
-    from control_plane.cli.jobfile import read_job
-
     spec = None if file is None else read_job(file, (), lambda: names_of(target))
     change = PushChange(
         spec=spec,
         image=_digest(target, image),
         configuration=configuration or None,
-        share=share,
-        tasks=tasks,
-        gives_back=gives_back,
-        **meta,
+        **given,
     )
     _put(target, name, Dimension.PUSH, change, output)
 
 
-@click.command()
+@job.command()
 @_options
 @click.option("--tasks", type=click.IntRange(0, 15_000), required=True, help="Number of tasks.")
 @click.option("--minimum", type=click.IntRange(0, 15_000), help="Lower bound.")
 @click.option("--maximum", type=click.IntRange(0, 15_000), help="Upper bound.")
-def scale(
-    target: Target,
-    name: str,
-    tasks: int,
-    minimum: int | None,
-    maximum: int | None,
-    output: str,
-    **meta: Any,
-) -> None:
+def scale(target: Target, name: str, output: str, **given: Any) -> None:
     """Set the number of tasks of job NAME. A running push keeps its share at every size."""
-    change = SizeChange(tasks=tasks, minimum=minimum, maximum=maximum, **meta)
-    _put(target, name, Dimension.SIZE, change, output)
+    _put(target, name, Dimension.SIZE, SizeChange(**given), output)
 
 
-@click.command()
+@job.command()
 @_options
 @click.option("--tasks", type=click.IntRange(1, 15_000), default=1, show_default=True)
 @click.option("--share", type=part(of_some=True), help="Instead of --tasks.")
@@ -178,7 +161,7 @@ def canary(
 ) -> None:
     """Run a variant on some tasks of job NAME for a while, separate from any push."""
     if end:
-        _refuse_with_end()
+        refuse_others("--end", _FITS_END, "nothing begins")
         _withdraw(target, name, Dimension.CANARY, output, **given)
         return
     if lasts_s is None:
@@ -204,7 +187,7 @@ def _environment(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-@click.command()
+@job.command()
 @_options
 @click.option("--for", "lasts_s", type=seconds(), help="Time after which it ends.")
 @click.option("--end", is_flag=True, help="End the hold now.")
@@ -216,7 +199,7 @@ def hold(
     Failures are repaired and machines are emptied for maintenance as before.
     """
     if end:
-        _refuse_with_end()
+        refuse_others("--end", _FITS_END, "nothing begins")
         _withdraw(target, name, Dimension.HOLD, output, **meta)
         return
     if lasts_s is None:
@@ -224,18 +207,17 @@ def hold(
     _put(target, name, Dimension.HOLD, HoldChange(lasts_s=lasts_s, **meta), output)
 
 
-@click.command()
+@job.command()
 @click.argument("name")
 @_TAKE_OVER
 @_REASON
-@output_option
-@click.pass_obj
+@shows_answer
 def adopt(target: Target, name: str, take_over: bool, reason: str, output: str) -> None:
     """Become the writer of job NAME's specification and size, as both are now.
 
     Nothing changes and no task restarts. From then on a job file of another writer changes neither.
     """
-    known: JobIntents = target.ask(lambda client: client.get_intents(name))
+    known = target.ask(lambda client: client.get_intents(name))
     known_intents = {view.dimension: view.intent for view in known.intents}
     push, size = known_intents.get(Dimension.PUSH), known_intents.get(Dimension.SIZE)
     meta: dict[str, Any] = {"reason": reason or "adopted", "take_over": take_over}
@@ -253,7 +235,7 @@ def _version(intent: StoredIntent | None) -> int:
     return 0 if intent is None else intent.version
 
 
-@click.command()
+@job.command()
 @_options
 @click.option("--to", "runtime", required=True, help="Name of the runtime.")
 def runtime(target: Target, name: str, runtime: str, output: str, **meta: Any) -> None:
@@ -263,8 +245,6 @@ def runtime(target: Target, name: str, runtime: str, output: str, **meta: Any) -
 
 
 def _digest(target: Target, image: str | None) -> str | None:
-    from control_plane.cli.jobfile import digest_of
-
     return None if image is None else digest_of(image, lambda: names_of(target))
 
 
@@ -272,21 +252,6 @@ def _put(
     target: Target, name: str, dimension: Dimension, change: IntentChange, output: str
 ) -> None:
     _show(target.ask(lambda client: client.put_intent(name, dimension, change)), output)
-
-
-def _refuse_with_end() -> None:
-    """Raise if `--end` is given together with an option that describes what begins."""
-    context = click.get_current_context()
-    fits = {"name", "end", "output", *IntentChange.__struct_fields__}
-    given = [
-        option.opts[0]
-        for option in context.command.params
-        if option.name is not None
-        and option.name not in fits
-        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-    ]
-    if given:
-        raise click.UsageError(f"--end cannot be given with {', '.join(given)}: nothing begins")
 
 
 def _withdraw(target: Target, name: str, dimension: Dimension, output: str, **given: Any) -> None:
@@ -301,8 +266,8 @@ def _show(found: JobIntents, output: str) -> None:
                 view.dimension,
                 view.intent.writer or "-",
                 view.intent.version,
-                _date(view.intent.since),
-                "-" if view.intent.expires_at is None else _date(view.intent.expires_at),
+                show.local_time(view.intent.since),
+                "-" if view.intent.expires_at is None else show.local_time(view.intent.expires_at),
                 view.effect,
                 view.waits_for or "-",
                 view.intent.reason or "-",
@@ -314,7 +279,3 @@ def _show(found: JobIntents, output: str) -> None:
         show.table(("job version", "tasks wanted", "running", "why"), runs)
 
     show.emit(output, found, text)
-
-
-def _date(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -11,8 +11,8 @@ import msgspec
 
 from control_plane.api.jobs import JobSpec, JobStatus
 from control_plane.cli import show
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.jobs import job
+from control_plane.cli.program import Target, shows_answer
 from control_plane.job_control.core.intents import next_version
 from wire.errors import NotFound
 
@@ -21,16 +21,15 @@ _LONGEST = 120
 """Characters of a value in a difference."""
 
 
-@click.command("show")
+@job.command("show")
 @click.argument("name")
 @click.option(
     "--version", type=click.IntRange(1), help="A version of `job history` [default: newest]."
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def job_show(target: Target, name: str, version: int | None, output: str) -> None:
     """Print the specification of job NAME, as a file that can be applied again."""
-    status: JobStatus = target.ask(lambda client: client.get_job(name))
+    status = target.ask(lambda client: client.get_job(name))
     record = status.record
     found = record.spec if version in (None, record.version) else record.specs.get(version or 0)
     if found is None:
@@ -43,13 +42,12 @@ def job_show(target: Target, name: str, version: int | None, output: str) -> Non
     show.emit(output, found, lambda: click.echo(as_file(found), nl=False))
 
 
-@click.command("history")
+@job.command("history")
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def job_history(target: Target, name: str, output: str) -> None:
     """Show the kept versions of job NAME, and what each changed."""
-    status: JobStatus = target.ask(lambda client: client.get_job(name))
+    status = target.ask(lambda client: client.get_job(name))
     show.emit(output, status.record.specs, lambda: _print_history(status))
 
 
@@ -63,11 +61,11 @@ def _print_history(status: JobStatus) -> None:
         mark = " (newest)" if version == record.version else ""
         click.echo(f"version {version}{mark}: {runs[version]} task(s), image {spec.image[7:19]}")
         for line in [] if before is None else differences(before, spec):
-            click.echo(show.printable(f"  {line}"))
+            show.lines(f"  {line}")
         before = spec
     rollout = record.rollout
     if rollout is not None and rollout.reason:
-        click.echo(show.printable(f"last update: {rollout.reason}"))
+        show.lines(f"last update: {rollout.reason}")
 
 
 def as_file(spec: JobSpec) -> str:

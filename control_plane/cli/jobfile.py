@@ -94,13 +94,7 @@ def digest_of(image: str, names: Callable[[], Mapping[str, str]]) -> str:
 
 def read_document(path: Path) -> Any:
     """Return the content of a file as plain values."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_JOB_FILE_BYTES + 1)
-    except OSError as e:
-        raise InvalidInput(f"cannot read {path}: {e.strerror}") from e
-    if len(data) > MAX_JOB_FILE_BYTES:
-        raise InvalidInput(f"{path} is over {MAX_JOB_FILE_BYTES >> 10} KiB")
+    data = read_bytes(path, MAX_JOB_FILE_BYTES)
     try:
         document = _parse(path, data.decode(WRITTEN))
     except InvalidInput:
@@ -110,6 +104,18 @@ def read_document(path: Path) -> Any:
     if _depth(document) > MAX_DEPTH:
         raise InvalidInput(f"{path} is nested deeper than {MAX_DEPTH} levels")
     return document
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the content of a file of at most `most` bytes, or raise `InvalidInput`."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as e:
+        raise InvalidInput(f"cannot read {path}: {e.strerror}") from e
+    if len(data) > most:
+        raise InvalidInput(f"{path} is over {most >> 10} KiB")
+    return data
 
 
 def _parse(path: Path, text: str) -> Any:

@@ -10,32 +10,21 @@ import click
 import msgspec
 
 from agent.api import exit_text
-from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
+from control_plane.api.jobs import JobSpec, JobStatus
 from control_plane.cli import follow, show
 from control_plane.cli.images import names_of
+from control_plane.cli.jobfile import read_job
 from control_plane.cli.log_text import log_options, show_log
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, shows_answer
 from wire.errors import TwineError
-from wire.options import seconds
 from wire.units import size_text
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
-_TIMEOUT = click.option(
-    "--timeout", type=seconds(), default="10m", show_default=True, help="Time limit of --wait."
-)
 _TASK_COLUMNS = (
-    "task",
-    "phase",
-    "health",
-    "machine",
-    "ports",
-    "version",
-    "restarts",
-    "last exit",
-    "reason",
+    *("task", "phase", "health", "machine", "ports", "version"),
+    *("restarts", "last exit", "reason"),
 )
 
 
@@ -49,10 +38,9 @@ def job() -> None:
 @click.option("--dry-run", is_flag=True, help="Check everything, but change nothing.")
 @click.option("--new", "is_new", is_flag=True, help="Refuse a job that exists already.")
 @click.option("--wait", is_flag=True, help="Return when all tasks are healthy and up to date.")
-@_TIMEOUT
+@follow.timeout_option
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Override the file.")
-@output_option
-@click.pass_obj
+@shows_answer
 def apply(
     target: Target,
     file: Path,
@@ -64,8 +52,6 @@ def apply(
     output: str,
 ) -> None:
     """Create the job of FILE (TOML or YAML), or update it."""
-    from control_plane.cli.jobfile import read_job
-
     spec = read_job(file, settings, lambda: names_of(target))
 
     async def work(client: ControlPlaneClient) -> JobStatus:
@@ -76,16 +62,15 @@ def apply(
 
     status = target.ask(work)
     outcome = "valid, nothing changed" if dry_run else follow.summary(status)
-    show.emit(output, status, lambda: click.echo(show.printable(f"job {spec.name}: {outcome}")))
+    show.emit(output, status, lambda: show.lines(f"job {spec.name}: {outcome}"))
 
 
 @job.command()
 @click.argument("name")
 @click.option("--watch", is_flag=True, help="Show it again after each change, until Ctrl-C.")
 @click.option("--wait", is_flag=True, help="Return when all tasks are healthy and up to date.")
-@_TIMEOUT
-@output_option
-@click.pass_obj
+@follow.timeout_option
+@shows_answer
 def status(target: Target, name: str, watch: bool, wait: bool, timeout: float, output: str) -> None:
     """Show a job and each of its tasks."""
     if watch:
@@ -100,11 +85,10 @@ def status(target: Target, name: str, watch: bool, wait: bool, timeout: float, o
 
 
 @job.command("list")
-@output_option
-@click.pass_obj
+@shows_answer
 def list_(target: Target, output: str) -> None:
     """Show all jobs."""
-    found: Jobs = target.ask(lambda client: client.list_jobs())
+    found = target.ask(lambda client: client.list_jobs())
     called = _called(target) if output == "table" else {}
     rows = [
         (
@@ -126,8 +110,7 @@ def list_(target: Target, output: str) -> None:
 @click.argument("name")
 @click.argument("index", type=click.IntRange(0, 999_999))
 @log_options
-@output_option
-@click.pass_obj
+@shows_answer
 def logs(target: Target, /, name: str, index: int, output: str, **chosen: Any) -> None:
     """Show the output of task INDEX of job NAME; -o json prints one object per line."""
     show_log(target, name, index, output, **chosen)
@@ -136,9 +119,8 @@ def logs(target: Target, /, name: str, index: int, output: str, **chosen: Any) -
 @job.command()
 @click.argument("name")
 @click.option("--wait", is_flag=True, help="Return when no task is left.")
-@_TIMEOUT
-@output_option
-@click.pass_obj
+@follow.timeout_option
+@shows_answer
 def stop(target: Target, name: str, wait: bool, timeout: float, output: str) -> None:
     """Stop all tasks of a job and remove it."""
 
@@ -150,7 +132,7 @@ def stop(target: Target, name: str, wait: bool, timeout: float, output: str) -> 
 
     status = target.ask(work)
     word = "stopped" if wait else "stopping"
-    show.emit(output, status, lambda: click.echo(show.printable(f"job {name}: {word}")))
+    show.emit(output, status, lambda: show.lines(f"job {name}: {word}"))
 
 
 @job.command()
@@ -158,11 +140,10 @@ def stop(target: Target, name: str, wait: bool, timeout: float, output: str) -> 
 @click.option(
     "--shard", help="Only the tasks that serve this shard, in the order in which to ask them."
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def endpoints(target: Target, name: str, shard: str | None, output: str) -> None:
     """Show the addresses of the healthy tasks of a job."""
-    found: Endpoints = target.ask(
+    found = target.ask(
         lambda client: client.shard(name, shard) if shard else client.endpoints(name)
     )
     rows = [
@@ -205,19 +186,18 @@ def _called(target: Target) -> dict[str, list[str]]:
     return found
 
 
-def _print_status(status: JobStatus, called: Mapping[str, list[str]] | None = None) -> None:
-    for line in _head(status, called):
-        click.echo(show.printable(line))
+def _print_status(status: JobStatus, called: Mapping[str, list[str]]) -> None:
+    show.lines(*_head(status, called))
     show.table(_TASK_COLUMNS, _task_rows(status))
 
 
-def _head(status: JobStatus, called: Mapping[str, list[str]] | None = None) -> list[str]:
+def _head(status: JobStatus, called: Mapping[str, list[str]]) -> list[str]:
     """Return the lines above the tasks; each reason once, however many tasks share it.
 
     `called`: the names of images by digest.
     """
     spec = status.record.spec
-    names = (called or {}).get(spec.image, ())
+    names = called.get(spec.image, ())
     why = follow.reasons(status) or [status.detail]
     return [
         f"job {status.record.name}: {follow.summary(status)}",

@@ -5,19 +5,19 @@ from __future__ import annotations
 import codecs
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from control_plane.cli import show
-from control_plane.cli.program import Target
+from control_plane.cli.program import Target, options
 from wire.options import seconds
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
-_OPTIONS = (
+log_options = options(
     click.option("-f", "--follow", is_flag=True, help="Continue with new output."),
     click.option("--tail", type=click.IntRange(1, 100_000), help="Only the last lines."),
     click.option(
@@ -25,13 +25,7 @@ _OPTIONS = (
     ),
     click.option("-p", "--previous", is_flag=True, help="Only of the previous run."),
 )
-
-
-def log_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that `show_log` takes as keyword arguments."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+"""The options that `show_log` takes as keyword arguments."""
 
 
 def show_log(

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import click
 
-from control_plane.api.duplicates import Duplicates
-from control_plane.api.health import ConfirmDown, ConfirmedDown, HeldBackMachines
-from control_plane.api.inventory import Records, Relabel
+from control_plane.api.health import ConfirmDown
+from control_plane.api.inventory import Relabel
 from control_plane.cli import show
 from control_plane.cli.machine_text import labels_text
-from control_plane.cli.machines import chosen, scope_option
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.machines import chosen, chosen_machines, machine
+from control_plane.cli.program import Target, shows_answer
 from wire.errors import InvalidInput
 
 
-@click.command("held-back")
-@output_option
-@click.pass_obj
+@machine.command("held-back")
+@shows_answer
 def machine_held_back(target: Target, output: str) -> None:
     """Show silent machines that are not marked down yet, and why."""
-    found: HeldBackMachines = target.ask(lambda client: client.held_back_machines())
+    found = target.ask(lambda client: client.held_back_machines())
     rows = [
         (
             held.machine,
@@ -36,12 +33,10 @@ def machine_held_back(target: Target, output: str) -> None:
     show.emit(output, found, lambda: show.table(columns, rows))
 
 
-@click.command("confirm-down")
-@click.argument("names", nargs=-1)
-@scope_option
+@machine.command("confirm-down")
+@chosen_machines
 @click.option("--reason", required=True, help="Evidence for it; shown with the machine.")
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_confirm_down(
     target: Target, names: tuple[str, ...], scopes: tuple[str, ...], reason: str, output: str
 ) -> None:
@@ -52,18 +47,16 @@ def machine_confirm_down(
     """
     machines, scope = chosen(names, scopes)
     request = ConfirmDown(machines=machines, scope=scope, reason=reason)
-    found: ConfirmedDown = target.ask(lambda client: client.confirm_down(request))
+    found = target.ask(lambda client: client.confirm_down(request))
     line = f"{len(found.machines)} machine(s) confirmed down: {', '.join(found.machines)}"
-    show.emit(output, found, lambda: click.echo(show.printable(line)))
+    show.emit(output, found, lambda: show.lines(line))
 
 
-@click.command("label")
-@click.argument("names", nargs=-1)
-@scope_option
+@machine.command("label")
+@chosen_machines
 @click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="Set this label.")
 @click.option("--remove", metavar="NAME", multiple=True, help="Remove this label.")
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_label(
     target: Target,
     names: tuple[str, ...],
@@ -78,21 +71,20 @@ def machine_label(
         raise InvalidInput(f"cannot use --set {malformed[0]!r}", hint="NAME=VALUE")
     labels = dict(setting.split("=", 1) for setting in settings)
     request = Relabel(machines=machines, scope=scope, set=labels, remove=list(remove))
-    found: Records = target.ask(lambda client: client.label_machines(request))
+    found = target.ask(lambda client: client.label_machines(request))
     rows = [(record.machine, labels_text(record)) for record in found.machines]
     show.emit(output, found, lambda: show.table(("machine", "labels"), rows))
 
 
-@click.command("duplicates")
-@output_option
-@click.pass_obj
+@machine.command("duplicates")
+@shows_answer
 def machine_duplicates(target: Target, output: str) -> None:
     """List hosts that have the identity of another one: their disk was copied from it.
 
     Such a host starts no tasks. Join it under another name. Or, to make it the machine, turn the
     other one off, and then run `twinectl machine forget-duplicate NAME`.
     """
-    found: Duplicates = target.ask(lambda client: client.list_duplicates())
+    found = target.ask(lambda client: client.list_duplicates())
     rows = [
         (one.machine, one.address or "-", one.boot_id, one.other_boot_id, show.ago(one.at))
         for one in found.duplicates
@@ -101,7 +93,7 @@ def machine_duplicates(target: Target, output: str) -> None:
     show.emit(output, found, lambda: show.table(head, rows))
 
 
-@click.command("forget-duplicate")
+@machine.command("forget-duplicate")
 @click.argument("name")
 @click.pass_obj
 def machine_forget_duplicate(target: Target, name: str) -> None:
@@ -111,4 +103,4 @@ def machine_forget_duplicate(target: Target, name: str) -> None:
     run, the second one is found again.
     """
     target.ask(lambda client: client.forget_duplicate(name))
-    click.echo(show.printable(f"machine {name}: its hosts are checked again"))
+    show.lines(f"machine {name}: its hosts are checked again")

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from control_plane.api.inventory import (
-    Drain,
-    ImportResult,
-    Lend,
-    MachineScope,
-    Records,
-    Revoke,
-    Undrain,
-)
+from control_plane.api.inventory import Drain, Lend, MachineScope, Records, Revoke, Undrain
 from control_plane.api.machines import (
     EventKind,
     MachineRecord,
     MachineState,
     MachineView,
-    Token,
     TokenRequest,
 )
 from control_plane.cli import show
@@ -34,8 +25,7 @@ from control_plane.cli.machine_text import (
     open_events,
     print_machine,
 )
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, options, shows_answer
 from wire.errors import InvalidInput
 from wire.options import a_name, also, seconds
 
@@ -48,31 +38,26 @@ def machine() -> None:
     """The region's machines."""
 
 
-def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose machines."""
-    options = [
-        *(click.option(f"--{level}", metavar="NAME", help=f"In this {level}.") for level in LEVELS),
-        click.option("--type", "machine_type", metavar="T", help="Of this machine type."),
-        click.option("--cluster", metavar="NAME", help="Of this historic cluster."),
-        click.option("--entitlement", metavar="E", help="Assigned to this entitlement."),
-        click.option("--free", is_flag=True, help="In the free pool."),
-        click.option("--state", type=click.Choice([s.value for s in MachineState])),
-        click.option("--unavailable", is_flag=True, help="Down, or with an open event."),
-        click.option(
-            "--where",
-            metavar="REQUIREMENT",
-            help='A requirement as in jobs: "gpus >= 4 and rack not in (r1, r2)".',
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+_filters = options(
+    *(click.option(f"--{level}", metavar="NAME", help=f"In this {level}.") for level in LEVELS),
+    click.option("--type", "machine_type", metavar="T", help="Of this machine type."),
+    click.option("--cluster", metavar="NAME", help="Of this historic cluster."),
+    click.option("--entitlement", metavar="E", help="Assigned to this entitlement."),
+    click.option("--free", is_flag=True, help="In the free pool."),
+    click.option("--state", type=click.Choice([s.value for s in MachineState])),
+    click.option("--unavailable", is_flag=True, help="Down, or with an open event."),
+    click.option(
+        "--where",
+        metavar="REQUIREMENT",
+        help='A requirement as in jobs: "gpus >= 4 and rack not in (r1, r2)".',
+    ),
+)
+"""The options that choose machines."""
 
 
 @machine.command("list")
 @_filters
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_list(
     target: Target,
     /,
@@ -94,29 +79,30 @@ def machine_list(
     }
     scope = MachineScope(**values)
     found = target.ask(lambda client: client.list_machines(scope))
-    rows = [
-        (
-            view.record.machine,
-            view.record.state.value
-            + (", held back" if view.health else "")
-            + identity_warning(view),
-            "yes" if view.ready else "no",
-            view.record.machine_type,
-            view.record.location.datacenter,
-            view.record.location.msb,
-            view.record.entitlement or "(free)",
-            view.record.profile or "-",
-            len(view.tasks),
-            show.duration(view.last_seen_s),
-            ",".join(event.kind.value for event in open_events(view.record)) or "-",
-        )
-        for view in found.machines
-    ]
-    place = ("type", "datacenter", "msb")
-    use = ("entitlement", "profile", "tasks", "seen ago", "events")
-    show.emit(output, found, lambda: show.table(("machine", "state", "ready", *place, *use), rows))
+    columns = (
+        *("machine", "state", "ready", "type", "datacenter", "msb"),
+        *("entitlement", "profile", "tasks", "seen ago", "events"),
+    )
+    show.emit(output, found, lambda: show.table(columns, map(_row, found.machines)))
     if output == "table":
         show.progress(_summary([view.record for view in found.machines]))
+
+
+def _row(view: MachineView) -> tuple[object, ...]:
+    record = view.record
+    return (
+        record.machine,
+        record.state.value + (", held back" if view.health else "") + identity_warning(view),
+        "yes" if view.ready else "no",
+        record.machine_type,
+        record.location.datacenter,
+        record.location.msb,
+        record.entitlement or "(free)",
+        record.profile or "-",
+        len(view.tasks),
+        show.duration(view.last_seen_s),
+        ",".join(event.kind.value for event in open_events(record)) or "-",
+    )
 
 
 def _summary(records: Sequence[MachineRecord]) -> str:
@@ -131,12 +117,10 @@ def _summary(records: Sequence[MachineRecord]) -> str:
 
 @machine.command("show")
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_show(target: Target, name: str, output: str) -> None:
     """Show one machine: hardware, place, tasks, and past events."""
-    found: MachineView = target.ask(lambda client: client.get_machine(name))
-    show.emit(output, found, lambda: print_machine(found))
+    target.show(output, lambda client: client.get_machine(name), print_machine)
 
 
 scope_option = click.option(
@@ -145,6 +129,14 @@ scope_option = click.option(
     metavar="KEY=VALUE",
     multiple=True,
     help=f"All machines with this {', '.join(_SCOPE)}; repeat to narrow.",
+)
+chosen_machines = options(click.argument("names", nargs=-1), scope_option)
+"""The argument and the option that `chosen` reads."""
+duration_option = click.option(
+    "--duration",
+    "duration_s",
+    type=seconds(),
+    help="Duration of the work, from the deadline on.",
 )
 
 
@@ -169,7 +161,7 @@ def chosen(names: Sequence[str], scopes: Sequence[str]) -> tuple[list[str], Mach
     return list(names), _scope(scopes)
 
 
-def _print_plans(records: Iterable[MachineRecord]) -> None:
+def _print_plans(found: Records) -> None:
     rows = [
         (
             record.machine,
@@ -179,72 +171,61 @@ def _print_plans(records: Iterable[MachineRecord]) -> None:
             at_text(event.deadline) if event and event.deadline is not None else "-",
             event.reason if event else "-",
         )
-        for record in records
+        for record in found.machines
         for event in (open_events(record) or (None,))
     ]
     show.table(("machine", "entitlement", "event", "from", "deadline", "reason"), rows)
 
 
 @machine.command("drain")
-@click.argument("names", nargs=-1)
-@scope_option
+@chosen_machines
 @click.option("--reason", required=True, help="Shown with the machine and its tasks.")
 @click.option(
     "--kind", type=click.Choice([k.value for k in _KINDS]), default="maintenance", show_default=True
 )
-@click.option("--start", type=seconds(), default="0s", help="When tasks begin to move, from now.")
+@click.option(
+    "--start",
+    "start_in_s",
+    type=seconds(),
+    default="0s",
+    help="When tasks begin to move, from now.",
+)
 @click.option(
     "--deadline",
+    "deadline_s",
     type=seconds(),
     help="Time at which the work begins even if tasks still run there.",
 )
-@click.option("--duration", type=seconds(), help="Duration of the work, from the deadline on.")
+@duration_option
 @click.option(
     "--tasks-survive", is_flag=True, help="Tasks continue to run meanwhile: a switch is replaced."
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_drain(
     target: Target,
+    /,
     names: tuple[str, ...],
     scopes: tuple[str, ...],
-    reason: str,
     kind: str,
-    start: float,
-    deadline: float | None,
-    duration: float | None,
-    tasks_survive: bool,
     output: str,
+    **given: Any,
 ) -> None:
     """Announce that machines will be unavailable: their tasks move, and no new ones start there."""
     machines, scope = chosen(names, scopes)
-    request = Drain(
-        machines=machines,
-        scope=scope,
-        kind=EventKind(kind),
-        reason=reason,
-        start_in_s=start,
-        deadline_s=deadline,
-        duration_s=duration,
-        tasks_survive=tasks_survive,
-    )
-    found: Records = target.ask(lambda client: client.drain_machines(request))
-    show.emit(output, found, lambda: _print_plans(found.machines))
+    request = Drain(machines=machines, scope=scope, kind=EventKind(kind), **given)
+    target.show(output, lambda client: client.drain_machines(request), _print_plans)
 
 
 @machine.command("undrain")
-@click.argument("names", nargs=-1)
-@scope_option
-@output_option
-@click.pass_obj
+@chosen_machines
+@shows_answer
 def machine_undrain(
     target: Target, names: tuple[str, ...], scopes: tuple[str, ...], output: str
 ) -> None:
     """End planned unavailability of machines: they are back, or the work was cancelled."""
     machines, scope = chosen(names, scopes)
     request = Undrain(machines=machines, scope=scope)
-    found: Records = target.ask(lambda client: client.undrain_machines(request))
-    show.emit(output, found, lambda: _print_plans(found.machines))
+    target.show(output, lambda client: client.undrain_machines(request), _print_plans)
 
 
 @machine.command("import")
@@ -257,8 +238,7 @@ def machine_undrain(
 )
 @click.option("--dry-run", is_flag=True, help="Only check and count.")
 @click.option("--simulated", is_flag=True, help="They have no agents: mark them as up at once.")
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_import(
     target: Target, file: Path, format_: str | None, dry_run: bool, simulated: bool, output: str
 ) -> None:
@@ -269,7 +249,7 @@ def machine_import(
     """
     chosen = format_ or ("json" if file.suffix.lower() == ".json" else "csv")
     data = file.read_bytes()
-    found: ImportResult = target.ask(
+    found = target.ask(
         lambda client: client.import_machines(data, chosen, dry_run=dry_run, simulated=simulated)
     )
     verb = "would be " if found.dry_run else ""
@@ -292,14 +272,13 @@ def machine_import(
     metavar="E",
     help="Its present entitlement [default: none, it is free].",
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_lend(target: Target, name: str, borrower: str, donor: str | None, output: str) -> None:
     """Give a whole, empty machine to another entitlement for a while."""
     request = Lend(machine=name, borrower=borrower, donor=donor or "")
-    found: MachineRecord = target.ask(lambda client: client.lend_machine(request))
+    found = target.ask(lambda client: client.lend_machine(request))
     line = f"machine {name}: lent to {borrower} by {donor or 'the free pool'}"
-    show.emit(output, found, lambda: click.echo(show.printable(line)))
+    show.emit(output, found, lambda: show.lines(line))
 
 
 @machine.command("revoke")
@@ -311,25 +290,22 @@ def machine_lend(target: Target, name: str, borrower: str, donor: str | None, ou
     show_default=True,
     help="Time limit, after which its tasks are stopped.",
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_revoke(target: Target, names: tuple[str, ...], within: float, output: str) -> None:
     """Revoke loans: the borrower's tasks move away, then the machines return."""
     request = Revoke(machines=list(names), return_within_s=within)
-    found: Records = target.ask(lambda client: client.revoke_machines(request))
-    show.emit(output, found, lambda: _print_plans(found.machines))
+    target.show(output, lambda client: client.revoke_machines(request), _print_plans)
 
 
 @also(machine, "remove")
 @machine.command("delete")
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_remove(target: Target, name: str, output: str) -> None:
     """Remove a machine that is free and decommissioned or replaced."""
     target.ask(lambda client: client.remove_machine(name))
     line = f"machine {name}: removed"
-    show.emit(output, {"removed": name}, lambda: click.echo(show.printable(line)))
+    show.emit(output, {"removed": name}, lambda: show.lines(line))
 
 
 @click.group()
@@ -340,16 +316,14 @@ def token() -> None:
 @token.command("create")
 @click.option("--host", required=True, help="The only name with which a host can join by it.")
 @click.option("--ttl", type=seconds(), default="10m", show_default=True, help="90s, 10m, 8h, …")
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="json", show_default=True
-)
+@show.output_choice(default="json")
 @click.pass_obj
 def token_create(target: Target, host: str, ttl: float, output: str) -> None:
     """Make a token for one host; -o table prints the command to run there."""
     request = TokenRequest(machine=host, ttl_s=ttl)
-    made: Token = target.ask(lambda client: client.create_token(request))
+    made = target.ask(lambda client: client.create_token(request))
     command = (
         f"twine-agent join {made.url} --token {made.token} --ca-hash {made.ca_hash} "
         f"--name {made.machine} --address HOST:7443"
     )
-    show.emit(output, made, lambda: click.echo(show.printable(command)))
+    show.emit(output, made, lambda: show.lines(command))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -12,7 +11,6 @@ from control_plane.api.maintenance import (
     Ends,
     GoOn,
     MaintenanceRequest,
-    Plans,
     PlanView,
     Preview,
     Reported,
@@ -20,12 +18,13 @@ from control_plane.api.maintenance import (
     Work,
 )
 from control_plane.cli import show
-from control_plane.cli.machines import chosen, scope_option
-from control_plane.cli.program import Target
+from control_plane.cli.machines import chosen, duration_option, scope_option
+from control_plane.cli.program import Target, options, shows_answer
 from control_plane.cli.show import output_option
 from wire.options import seconds
 
 _READY_SHOWN = 20
+_WORKS, _WITHINS = [w.value for w in Work], [w.value for w in Within]
 
 
 @click.group()
@@ -33,82 +32,69 @@ def maintenance() -> None:
     """Work on machines: its effect, its waves, and its progress."""
 
 
-def _request_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that describe the work."""
-    works, withins = [w.value for w in Work], [w.value for w in Within]
-    options = [
-        click.argument("plan"),
-        click.argument("names", nargs=-1, metavar="[MACHINE]..."),
-        scope_option,
-        click.option("--work", type=click.Choice(works), default="repair", show_default=True),
-        click.option(
-            "--reason", required=True, help="Shown with the plan, its machines and their tasks."
+_request_options = options(
+    click.argument("plan"),
+    click.argument("names", nargs=-1, metavar="[MACHINE]..."),
+    scope_option,
+    click.option("--work", type=click.Choice(_WORKS), default="repair", show_default=True),
+    click.option(
+        "--reason", required=True, help="Shown with the plan, its machines and their tasks."
+    ),
+    click.option(
+        "--start", "start_in_s", type=seconds(), default="0s", help="Of the first wave, from now."
+    ),
+    click.option(
+        "--deadline",
+        "deadline_s",
+        type=seconds(),
+        help="From the start of a wave; overrides the durations by work.",
+    ),
+    duration_option,
+    click.option(
+        "--tasks-survive", is_flag=True, help="Tasks continue to run, but cannot be reached."
+    ),
+    click.option(
+        "--wave-size",
+        type=click.IntRange(0, 1000),
+        default=0,
+        help="Maximum number of machines of a wave.",
+    ),
+    click.option(
+        "--within",
+        type=click.Choice(_WITHINS),
+        help="A wave stays within one of these.",
+    ),
+    click.option(
+        "--return-within",
+        "return_within_s",
+        type=seconds(),
+        default="1h",
+        show_default=True,
+        help=(
+            "Time after the end of a wave within which its machines must be back, or "
+            "the plan pauses."
         ),
-        click.option("--start", type=seconds(), default="0s", help="Of the first wave, from now."),
-        click.option(
-            "--deadline",
-            type=seconds(),
-            help="From the start of a wave; overrides the durations by work.",
-        ),
-        click.option(
-            "--duration", type=seconds(), help="Duration of the work, from the deadline on."
-        ),
-        click.option(
-            "--tasks-survive", is_flag=True, help="Tasks continue to run, but cannot be reached."
-        ),
-        click.option(
-            "--wave-size",
-            type=click.IntRange(0, 1000),
-            default=0,
-            help="Maximum number of machines of a wave.",
-        ),
-        click.option(
-            "--within", type=click.Choice(withins), help="A wave stays within one of these."
-        ),
-        click.option(
-            "--return-within",
-            type=seconds(),
-            default="1h",
-            show_default=True,
-            help=(
-                "Time after the end of a wave within which its machines must be back, or "
-                "the plan pauses."
-            ),
-        ),
-        click.option(
-            "--ends", type=click.Choice([e.value for e in Ends]), help="[default: by kind of work]"
-        ),
-        click.option(
-            "--shed-watts",
-            type=click.IntRange(min=0),
-            default=0,
-            help="Watts to shed, for power-cap.",
-        ),
-        output_option,
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+    ),
+    click.option(
+        "--ends", type=click.Choice([e.value for e in Ends]), help="[default: by kind of work]"
+    ),
+    click.option(
+        "--shed-watts",
+        "shed_w",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Watts to shed, for power-cap.",
+    ),
+    output_option,
+)
+"""The options that describe the work."""
 
 
 def _request(values: dict[str, Any], *, despite: bool = False) -> MaintenanceRequest:
-    machines, scope = chosen(values["names"], values["scopes"])
-    return MaintenanceRequest(
-        machines=machines,
-        scope=scope,
-        work=Work(values["work"]),
-        reason=values["reason"],
-        start_in_s=values["start"],
-        deadline_s=values["deadline"],
-        duration_s=values["duration"],
-        tasks_survive=values["tasks_survive"],
-        wave_size=values["wave_size"],
-        within=Within(values["within"]) if values["within"] else None,
-        return_within_s=values["return_within"],
-        ends=Ends(values["ends"]) if values["ends"] else None,
-        shed_w=values["shed_watts"],
-        despite=despite,
-    )
+    machines, scope = chosen(values.pop("names"), values.pop("scopes"))
+    for name, kind in (("work", Work), ("within", Within), ("ends", Ends)):
+        values[name] = kind(values[name]) if values[name] else None
+    return MaintenanceRequest(machines=machines, scope=scope, despite=despite, **values)
 
 
 @maintenance.command("plan")
@@ -117,8 +103,7 @@ def _request(values: dict[str, Any], *, despite: bool = False) -> MaintenanceReq
 def maintenance_plan(target: Target, /, plan: str, output: str, **values: Any) -> None:
     """Show the effect of PLAN on jobs; nothing is announced."""
     request = _request(values)
-    found: Preview = target.ask(lambda client: client.preview_plan(plan, request))
-    show.emit(output, found, lambda: _print_preview(found))
+    target.show(output, lambda client: client.preview_plan(plan, request), _print_preview)
 
 
 @maintenance.command("apply")
@@ -133,16 +118,14 @@ def maintenance_apply(
     It is refused if the preview warns, unless --despite is given; the audit log records that.
     """
     request = _request(values, despite=despite)
-    found: PlanView = target.ask(lambda client: client.accept_plan(plan, request))
-    show.emit(output, found, lambda: _print_plan(found))
+    target.show(output, lambda client: client.accept_plan(plan, request), _print_plan)
 
 
 @maintenance.command("list")
-@output_option
-@click.pass_obj
+@shows_answer
 def maintenance_list(target: Target, output: str) -> None:
     """Show all plans, the newest first."""
-    found: Plans = target.ask(lambda client: client.list_plans())
+    found = target.ask(lambda client: client.list_plans())
     rows = [
         (
             view.plan.name,
@@ -165,45 +148,37 @@ def _under_way(view: PlanView) -> str:
 
 @maintenance.command("show")
 @click.argument("plan")
-@output_option
-@click.pass_obj
+@shows_answer
 def maintenance_show(target: Target, plan: str, output: str) -> None:
     """Show PLAN, its waves, and the machines on which work may begin."""
-    found: PlanView = target.ask(lambda client: client.get_plan(plan))
-    show.emit(output, found, lambda: _print_plan(found))
+    target.show(output, lambda client: client.get_plan(plan), _print_plan)
 
 
 @maintenance.command("cancel")
 @click.argument("plan")
-@output_option
-@click.pass_obj
+@shows_answer
 def maintenance_cancel(target: Target, plan: str, output: str) -> None:
     """Cancel PLAN: announced events end, and no further wave begins."""
-    found: PlanView = target.ask(lambda client: client.cancel_plan(plan))
-    show.emit(output, found, lambda: _print_plan(found))
+    target.show(output, lambda client: client.cancel_plan(plan), _print_plan)
 
 
 @maintenance.command("done")
 @click.argument("plan")
 @click.argument("names", nargs=-1, required=True, metavar="MACHINE...")
-@output_option
-@click.pass_obj
+@shows_answer
 def maintenance_done(target: Target, plan: str, names: tuple[str, ...], output: str) -> None:
     """Report that the work of PLAN on these machines is over."""
     request = Reported(machines=list(names))
-    found: PlanView = target.ask(lambda client: client.report_plan(plan, request))
-    show.emit(output, found, lambda: _print_plan(found))
+    target.show(output, lambda client: client.report_plan(plan, request), _print_plan)
 
 
 @maintenance.command("resume")
 @click.argument("plan")
 @click.option("--without", is_flag=True, help="Continue without the machines that are not back.")
-@output_option
-@click.pass_obj
+@shows_answer
 def maintenance_resume(target: Target, plan: str, without: bool, output: str) -> None:
     """Continue a paused PLAN."""
-    found: PlanView = target.ask(lambda client: client.resume_plan(plan, GoOn(without=without)))
-    show.emit(output, found, lambda: _print_plan(found))
+    target.show(output, lambda client: client.resume_plan(plan, GoOn(without=without)), _print_plan)
 
 
 # -- output
@@ -215,7 +190,7 @@ def _print_preview(found: Preview) -> None:
     click.echo(f"{line}; work is over by {found.ends.value}")
     click.echo(f"at once: {found.at_once} machine(s) of the first wave, {len(found.held)} wait")
     for held in found.held[:_READY_SHOWN]:
-        click.echo(show.printable(f"  {held.machine} waits for {', '.join(held.jobs)}"))
+        show.lines(f"  {held.machine} waits for {', '.join(held.jobs)}")
     rows = [
         (
             job.job,
@@ -235,13 +210,13 @@ def _print_preview(found: Preview) -> None:
         ("WARNING", found.warnings),
     ):
         for text in lines:
-            click.echo(show.printable(f"{word}: {text}"))
+            show.lines(f"{word}: {text}")
 
 
 def _print_plan(view: PlanView) -> None:
     plan = view.plan
     text = f"plan {plan.name}: {plan.request.work}, {plan.state}, {view.done}/{plan.machines} done"
-    click.echo(show.printable(text + (f"; {plan.detail}" if plan.detail else "")))
+    show.lines(text + (f"; {plan.detail}" if plan.detail else ""))
     rows = [
         (
             wave.number,

@@ -6,25 +6,30 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 
 from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.entitlement_rules import entitlement_relations
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machines import MachineRecord
 from control_plane.api.plans import JobPlan, PlannedTask, SpreadBin
 from control_plane.api.settings import PowerSettings, SchedulerSettings
 from control_plane.cli import show
+from control_plane.cli.jobfile import read_document, read_job
 from control_plane.cli.plans import print_outcome, print_placed, some
 from control_plane.cli.show import output_option
 from wire.errors import FieldError, InvalidInput, TwineError
-from wire.written import WRITTEN
+from wire.routes import Relations
+from wire.violations import violations
+from wire.written import WRITTEN, plain
 
 if TYPE_CHECKING:
     from control_plane.allocator.allocator import Allocator
 
+T = TypeVar("T")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -66,8 +71,6 @@ def plan_offline(
 
 def read_jobs(files: Sequence[Path]) -> list[JobSpec]:
     """Return the jobs of some files, or raise all their errors."""
-    from control_plane.cli.jobfile import read_job
-
     specs, errors, where = [], list[FieldError](), dict[str, Path]()
     for path in files:
         try:
@@ -103,32 +106,24 @@ def read_machines(path: Path) -> list[MachineRecord]:
 
 def read_entitlements(path: Path) -> dict[str, EntitlementSpec]:
     """Return the entitlements of a file by name, or raise all its errors."""
-    from control_plane.api.entitlement_rules import entitlement_relations
-    from control_plane.cli.jobfile import read_document
-    from wire.violations import violations
-    from wire.written import plain
 
-    kind = dict[str, EntitlementSpec]
-    document = plain(read_document(path), kind)
-    errors = violations(document, kind)
-    if isinstance(document, dict):
-        for name, spec in document.items():
-            errors += entitlement_relations(spec, f"{name}.")
-    if errors:
-        raise _refused("read", str(path), errors)
-    return msgspec.convert(document, kind)
+    def relations(document: Any) -> list[FieldError]:
+        specs = document.items() if isinstance(document, dict) else ()
+        return [error for name, spec in specs for error in entitlement_relations(spec, f"{name}.")]
+
+    return _read(path, dict[str, EntitlementSpec], relations)
 
 
 def read_power(path: Path) -> PowerSettings:
     """Return the budgets of a file, or raise all its errors."""
-    from control_plane.cli.jobfile import read_document
-    from wire.violations import violations
-    from wire.written import plain
+    return _read(path, PowerSettings, lambda _: [])
 
-    document = plain(read_document(path), PowerSettings)
-    if errors := violations(document, PowerSettings):
+
+def _read(path: Path, kind: type[T], relations: Relations) -> T:
+    document = plain(read_document(path), kind)
+    if errors := violations(document, kind) + relations(document):
         raise _refused("read", str(path), errors)
-    return msgspec.convert(document, PowerSettings)
+    return msgspec.convert(document, kind)
 
 
 def _refused(verb: str, what: str, errors: Sequence[FieldError]) -> InvalidInput:

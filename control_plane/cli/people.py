@@ -6,20 +6,10 @@ import time
 
 import click
 
-from control_plane.api.people import (
-    CurrentUser,
-    Grant,
-    Grants,
-    Group,
-    Groups,
-    GroupSpec,
-    Revocation,
-    Role,
-    Users,
-)
+from control_plane.api.people import GroupSpec, Role
 from control_plane.cli import show
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.machines import machine
+from control_plane.cli.program import Target, shows_answer
 from wire.options import also
 
 
@@ -42,11 +32,10 @@ def role() -> None:
 
 
 @role.command("list")
-@output_option
-@click.pass_obj
+@shows_answer
 def role_list(target: Target, output: str) -> None:
     """Show operators and host admins."""
-    found: Grants = target.ask(lambda client: client.list_operators())
+    found = target.ask(lambda client: client.list_operators())
     rows = [(who, "operator", "the configuration", "-") for who in found.configured]
     rows += [(g.who, g.role.value, g.by, show.ago(g.at)) for g in found.granted]
     show.emit(output, found, lambda: show.table(("who", "role", "granted by", "age"), rows))
@@ -55,8 +44,7 @@ def role_list(target: Target, output: str) -> None:
 @role.command("grant")
 @click.argument("who", metavar="PRINCIPAL")
 @click.argument("role_", metavar="ROLE", type=click.Choice(_ROLES))
-@output_option
-@click.pass_obj
+@shows_answer
 def role_grant(target: Target, who: str, role_: str, output: str) -> None:
     """Grant PRINCIPAL (user:NAME, group:NAME, or a user's name) the role of operator or host admin.
 
@@ -64,20 +52,19 @@ def role_grant(target: Target, who: str, role_: str, output: str) -> None:
     such tasks, in jobs that they may change.
     """
     name = principal_of(who)
-    found: Grant = target.ask(
+    found = target.ask(
         lambda client: (
             client.grant_host_admin(name) if role_ == _ADMIN else client.grant_operator(name)
         )
     )
     line = f"{found.who} is {_ROLES[role_]}"
-    show.emit(output, found, lambda: click.echo(show.printable(line)))
+    show.emit(output, found, lambda: show.lines(line))
 
 
 @role.command("revoke")
 @click.argument("who", metavar="PRINCIPAL")
 @click.argument("role_", metavar="ROLE", type=click.Choice(_ROLES))
-@output_option
-@click.pass_obj
+@shows_answer
 def role_revoke(target: Target, who: str, role_: str, output: str) -> None:
     """Revoke the role of operator or host admin from PRINCIPAL, from the next request on."""
     name = principal_of(who)
@@ -87,7 +74,7 @@ def role_revoke(target: Target, who: str, role_: str, output: str) -> None:
         )
     )
     line = f"{name} no longer has the role {role_}"
-    show.emit(output, {"revoked": name}, lambda: click.echo(show.printable(line)))
+    show.emit(output, {"revoked": name}, lambda: show.lines(line))
 
 
 @click.group()
@@ -96,11 +83,10 @@ def group() -> None:
 
 
 @group.command("list")
-@output_option
-@click.pass_obj
+@shows_answer
 def group_list(target: Target, output: str) -> None:
     """Show all groups and their members."""
-    found: Groups = target.ask(lambda client: client.list_groups())
+    found = target.ask(lambda client: client.list_groups())
     rows = [(g.name, ", ".join(g.members) or "-") for g in found.groups]
     show.emit(output, found, lambda: show.table(("group", "members"), rows))
 
@@ -108,26 +94,24 @@ def group_list(target: Target, output: str) -> None:
 @group.command("set")
 @click.argument("name")
 @click.argument("members", nargs=-1)
-@output_option
-@click.pass_obj
+@shows_answer
 def group_set(target: Target, name: str, members: tuple[str, ...], output: str) -> None:
     """Set the members of group NAME: exactly these users."""
     spec = GroupSpec(members=list(members))
-    found: Group = target.ask(lambda client: client.put_group(name, spec))
+    found = target.ask(lambda client: client.put_group(name, spec))
     line = f"group {found.name}: {', '.join(found.members) or 'no members'}"
-    show.emit(output, found, lambda: click.echo(show.printable(line)))
+    show.emit(output, found, lambda: show.lines(line))
 
 
 @also(group, "remove")
 @group.command("delete")
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def group_remove(target: Target, name: str, output: str) -> None:
     """Remove a group; objects that name it are not changed, and the name has no effect then."""
     target.ask(lambda client: client.delete_group(name))
     line = f"group {name}: removed"
-    show.emit(output, {"removed": name}, lambda: click.echo(show.printable(line)))
+    show.emit(output, {"removed": name}, lambda: show.lines(line))
 
 
 @click.group()
@@ -136,11 +120,10 @@ def user() -> None:
 
 
 @user.command("list")
-@output_option
-@click.pass_obj
+@shows_answer
 def user_list(target: Target, output: str) -> None:
     """Show the users with a credential, until when it is valid, and which are revoked."""
-    found: Users = target.ask(lambda client: client.list_users())
+    found = target.ask(lambda client: client.list_users())
     rows = [
         (
             one.name,
@@ -155,33 +138,30 @@ def user_list(target: Target, output: str) -> None:
 
 @user.command("revoke")
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def user_revoke(target: Target, name: str, output: str) -> None:
     """Revoke all present credentials of NAME; later ones are valid."""
-    found: Revocation = target.ask(lambda client: client.revoke_user(name))
+    found = target.ask(lambda client: client.revoke_user(name))
     line = f"user {found.name}: all present credentials are revoked"
-    show.emit(output, found, lambda: click.echo(show.printable(line)))
+    show.emit(output, found, lambda: show.lines(line))
 
 
-@click.command("revoke-identity")
+@machine.command("revoke-identity")
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def machine_revoke_identity(target: Target, name: str, output: str) -> None:
     """Revoke all present certificates of machine NAME: its host has to join again."""
-    found: Revocation = target.ask(lambda client: client.revoke_machine_identity(name))
+    found = target.ask(lambda client: client.revoke_machine_identity(name))
     line = f"machine {found.name}: its certificates are revoked"
     hint = f"to restore it: twinectl token create --host {found.name}"
     show.emit(output, found, lambda: click.echo("\n".join(map(show.printable, (line, hint)))))
 
 
 @click.command()
-@output_option
-@click.pass_obj
+@shows_answer
 def whoami(target: Target, output: str) -> None:
     """Show your name, as the front end sees it, and your rights."""
-    found: CurrentUser = target.ask(lambda client: client.get_current_user())
+    found = target.ask(lambda client: client.get_current_user())
     rows = [
         ("name", found.name),
         ("role", found.role.value),

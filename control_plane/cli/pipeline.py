@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
+import msgspec
 
+from control_plane.api.intent_changes import REASON_MAX
 from control_plane.cli import show
 from control_plane.cli.images import names_of
-from control_plane.cli.jobfile import digest_of
-from control_plane.cli.program import Target
+from control_plane.cli.jobfile import digest_of, read_document
+from control_plane.cli.program import Target, ask, options, shows_answer
 from control_plane.cli.show import output_option
+from wire import tls
 from wire.errors import InvalidInput
 from wire.options import a_name
 
 if TYPE_CHECKING:
     from control_plane.api.operations import JobEvent
+    from control_plane.client import ControlPlaneClient
     from conveyor.client import ConveyorClient
     from conveyor.runs import PipelineRun, PipelineView, RunHistory
 
@@ -55,21 +58,20 @@ def pipeline(context: click.Context, service: str) -> None:
 
 @pipeline.command("plan")
 @_FILE
-@output_option
-@click.pass_obj
+@shows_answer
 def plan_(target: Target, file: Path, output: str) -> None:
     """Show what FILE would change, and what its next run would do. Exit code 2: changes."""
     from conveyor.pipeline_file import pipeline_spec
 
-    spec = pipeline_spec(_document(file), str(file))
+    spec = pipeline_spec(read_document(file), str(file))
     found = _ask(target, lambda c: c.plan_pipeline(spec))
 
     def lines() -> None:
         click.echo(f"changes: {', '.join(found.changed) or 'none'}")
         for number, step in enumerate(found.steps, 1):
-            click.echo(show.printable(f"{number}. {step}"))
+            show.lines(f"{number}. {step}")
         for warning in found.warnings:
-            click.echo(show.printable(f"warning: {warning}"))
+            show.lines(f"warning: {warning}")
 
     show.emit(output, found, lines)
     if found.changed:
@@ -78,19 +80,17 @@ def plan_(target: Target, file: Path, output: str) -> None:
 
 @pipeline.command()
 @_FILE
-@output_option
-@click.pass_obj
+@shows_answer
 def apply(target: Target, file: Path, output: str) -> None:
     """Create the pipeline of FILE, or change it; an active run keeps its file."""
     from conveyor.pipeline_file import pipeline_spec
 
-    spec = pipeline_spec(_document(file), str(file))
+    spec = pipeline_spec(read_document(file), str(file))
     _show(_ask(target, lambda c: c.apply_pipeline(spec)), output)
 
 
 @pipeline.command("list")
-@output_option
-@click.pass_obj
+@shows_answer
 def list_(target: Target, output: str) -> None:
     """Show all pipelines."""
     from conveyor.runs import short
@@ -128,13 +128,8 @@ def status(target: Target, name: str, output: str, watch: bool) -> None:
 @_NAME
 @click.option("--run", type=click.IntRange(1), help="Only this run.")
 @click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json", "svg"]),
-    default="table",
-    show_default=True,
-    help="text for people, json for programs, svg for a Gantt chart of the newest run.",
+@show.output_choice(
+    "svg", text="text for people, json for programs, svg for a Gantt chart of the newest run."
 )
 @click.pass_obj
 def history(target: Target, name: str, run: int | None, limit: int, output: str) -> None:
@@ -156,15 +151,11 @@ def history(target: Target, name: str, run: int | None, limit: int, output: str)
 @click.option("--image", help="The image to deliver, by name or digest.")
 @click.option("--release", help="For a pipeline of fleets: the release, as 0.2.0.")
 @_REASON
-@output_option
-@click.pass_obj
+@shows_answer
 def start(
     target: Target, name: str, image: str | None, release: str | None, reason: str, output: str
 ) -> None:
     """Start a run by hand."""
-    import msgspec
-
-    from control_plane.api.intent_changes import REASON_MAX
     from conveyor.api import StartRequest
 
     if (image is None) == (release is None):
@@ -196,9 +187,16 @@ def remove(target: Target, name: str, yes: bool) -> None:
     _ask(target, lambda c: c.remove_pipeline(name))
 
 
-def _verb(verb: str, text: str) -> click.Command:
+def _verb(verb: str, text: str) -> None:
     gate = click.option("--gate", type=a_name(), help="Approval to give [default: all that wait].")
 
+    @pipeline.command(verb, help=text)
+    @_NAME
+    @_EXPECT
+    @_REASON
+    @output_option
+    @options(*([gate] if verb == "approve" else []))
+    @click.pass_obj
     def act(
         target: Target,
         name: str,
@@ -214,13 +212,6 @@ def _verb(verb: str, text: str) -> click.Command:
         )
         _show(_ask(target, lambda c: c.control_run(name, request)), output)
 
-    act.__doc__ = text
-    command = click.pass_obj(act)
-    always = [output_option, _REASON, _EXPECT, _NAME]
-    for decorate in ([gate] if verb == "approve" else []) + always:
-        command = decorate(command)
-    return click.command(verb)(command)
-
 
 for _word, _text in (
     ("approve", "Give an approval for which the run waits."),
@@ -230,13 +221,7 @@ for _word, _text in (
     ("rollback", "Roll back to the image that finished last, or to the one before it."),
     ("abort", "Abort the run and pause its jobs as they are; needs --reason."),
 ):
-    pipeline.add_command(_verb(_word, _text))
-
-
-def _document(file: Path) -> object:
-    from control_plane.cli.jobfile import read_document
-
-    return read_document(file)
+    _verb(_word, _text)
 
 
 def _ask(target: Target, work: Callable[[ConveyorClient], Awaitable[T]]) -> T:
@@ -247,36 +232,27 @@ def _ask(target: Target, work: Callable[[ConveyorClient], Awaitable[T]]) -> T:
     context = None
     if target.credential is not None and not endpoint.startswith("unix:"):
         from conveyor.routes import IDENTITY
-        from wire import tls
 
         context = tls.client_context(tls.load(target.credential), IDENTITY)
 
-    async def call() -> T:
-        async with ConveyorClient(endpoint, context) as client:
-            return await work(client)
-
-    return asyncio.run(call())
+    return ask(lambda: ConveyorClient(endpoint, context), work)
 
 
 def _show(view: PipelineView, output: str) -> None:
     from conveyor.core.status_page import status_lines
 
-    def lines() -> None:
-        for line in status_lines(view):
-            click.echo(show.printable(line))
-
-    show.emit(output, view, lines)
+    show.emit(output, view, lambda: show.lines(*status_lines(view)))
 
 
 def _print_history(found: RunHistory, name: str) -> None:
     from conveyor.core.status_page import run_line
 
     if not found.runs:
-        click.echo(show.printable(f"pipeline {name} has no run yet"))
+        show.lines(f"pipeline {name} has no run yet")
     for run in found.runs:
-        click.echo(show.printable(f"{run_line(run)} (by {run.by}, {run.trigger})"))
+        show.lines(f"{run_line(run)} (by {run.by}, {run.trigger})")
         for entry in run.log:
-            click.echo(show.printable(f"  {_stamp(entry.at)}  {entry.who}: {entry.what}"))
+            show.lines(f"  {_stamp(entry.at)}  {entry.who}: {entry.what}")
         rows = [
             (_stamp(v.at), v.step + 1, v.gate, v.outcome.value, v.reason)
             for v in found.verdicts.get(run.number, [])
@@ -297,18 +273,17 @@ def _events(target: Target, run: PipelineRun) -> list[JobEvent]:
     if not run.spec.jobs:
         return []
 
-    async def work() -> list[JobEvent]:
+    async def work(client: ControlPlaneClient) -> list[JobEvent]:
         found: list[JobEvent] = []
-        async with target.client() as client:
-            after, more = 0, True
-            while more:
-                page = await client.job_events(run.spec.jobs[0], after, _PAGE)
-                found += [e for e in page.events if run.created <= e.end <= (run.ended or e.end)]
-                more = page.more and bool(page.events)
-                after = page.events[-1].seq if page.events else after
+        after, more = 0, True
+        while more:
+            page = await client.job_events(run.spec.jobs[0], after, _PAGE)
+            found += [e for e in page.events if run.created <= e.end <= (run.ended or e.end)]
+            more = page.more and bool(page.events)
+            after = page.events[-1].seq if page.events else after
         return found
 
-    return asyncio.run(work())
+    return target.ask(work)
 
 
 def _stamp(at: float) -> str:

@@ -16,8 +16,9 @@ from control_plane.api.plans import JobExplanation, JobPlan, SpreadBin
 from control_plane.cli import show
 from control_plane.cli.images import names_of
 from control_plane.cli.job_specs import changed_fields, differences
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.jobfile import read_job
+from control_plane.cli.jobs import job
+from control_plane.cli.program import Target, shows_answer
 from wire.errors import NotFound
 
 if TYPE_CHECKING:
@@ -29,15 +30,12 @@ _RESULT = "this is the result of the update; its batches, canaries and waits are
 _IN_TURN = "an update chooses machines task by task, so moved tasks may get other ones than these"
 
 
-@click.command()
+@job.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Override the file.")
-@output_option
-@click.pass_obj
+@shows_answer
 def plan(target: Target, file: Path, settings: tuple[str, ...], output: str) -> None:
     """Show what applying FILE would place, move, restart and stop; change nothing."""
-    from control_plane.cli.jobfile import read_job
-
     spec = read_job(file, settings, lambda: names_of(target))
 
     async def work(client: ControlPlaneClient) -> tuple[JobPlan, JobSpec | None]:
@@ -51,14 +49,12 @@ def plan(target: Target, file: Path, settings: tuple[str, ...], output: str) -> 
     show.emit(output, _as_json(found, spec, before), lambda: _print_plan(found, spec, before))
 
 
-@click.command()
+@job.command()
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def explain(target: Target, name: str, output: str) -> None:
     """Show how many tasks of a job have a machine, and every reason why others wait."""
-    found: JobExplanation = target.ask(lambda client: client.explain_job(name))
-    show.emit(output, found, lambda: _print_explanation(found))
+    target.show(output, lambda client: client.explain_job(name), _print_explanation)
 
 
 def print_placed(found: JobPlan) -> None:
@@ -84,7 +80,7 @@ def print_outcome(found: JobPlan) -> None:
     """Print how the tasks would be spread, and why some would have no machine."""
     _print_spread(found.spread)
     for reason in found.reasons:
-        click.echo(show.printable(f"  no room: {reason}"))
+        show.lines(f"  no room: {reason}")
 
 
 def _as_json(found: JobPlan, spec: JobSpec, before: JobSpec | None) -> dict[str, Any]:
@@ -101,7 +97,7 @@ def _print_plan(found: JobPlan, spec: JobSpec, before: JobSpec | None) -> None:
     what = f"{some(len(changed), 'field')} changed:" if changed else "no change"
     click.echo(f"job {found.job}: {what if before is not None else 'new'}")
     for line in changed:
-        click.echo(show.printable(f"  {line}"))
+        show.lines(f"  {line}")
     if found.wanted != spec.tasks:
         click.echo(
             f"  tasks stay {found.wanted}, not {spec.tasks} as in the file: the size has another "
@@ -133,7 +129,7 @@ def _print_explanation(found: JobExplanation) -> None:
     word = "waits" if len(found.waiting) == 1 else "wait"
     click.echo(f"job {found.job}: {count}; {len(found.waiting)} {word}:")
     for reason in found.reasons:
-        click.echo(show.printable(f"  {reason}"))
+        show.lines(f"  {reason}")
     click.echo(
         f"room for one more task now: {found.fitting_held} machines of the entitlement,"
         f" {found.fitting_free} free ones"
@@ -146,8 +142,7 @@ def _print_rest(found: JobExplanation) -> None:
     shown = [*_some_of(found.volumes), *_some_of(found.operations)]
     sandbox = _exposure(found) if found.relaxations else ""
     notes = (found.image, found.uneven, *found.second_copies, found.update, found.controller)
-    for line in filter(None, (*notes, sandbox, *shown)):
-        click.echo(show.printable(line))
+    show.lines(*filter(None, (*notes, sandbox, *shown)))
 
 
 def _exposure(found: JobPlan | JobExplanation) -> str:
@@ -171,7 +166,7 @@ def _some_of(lines: list[str]) -> list[str]:
 def _print_spread(spread: Iterable[SpreadBin]) -> None:
     bins = [f"{b.datacenter}/{b.msb} {b.tasks}" for b in spread]
     if bins:
-        click.echo(show.printable(f"tasks per MSB: {', '.join(bins)}"))
+        show.lines(f"tasks per MSB: {', '.join(bins)}")
 
 
 def some(count: int, what: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from control_plane.api.profiles import TEXT_MAX, ProfileProposal, ProfileStats, ProfileView
+from control_plane.api.profiles import TEXT_MAX, ProfileProposal, ProfileView
 from control_plane.cli import show
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.jobfile import read_bytes
+from control_plane.cli.program import Target, shows_answer
 from wire.errors import InvalidInput
 from wire.options import seconds
 from wire.written import WRITTEN
@@ -26,32 +27,26 @@ def profile() -> None:
 @click.option("--reason", required=True, help="Shown with the change.")
 @click.option("--at-once", type=click.IntRange(1, 1000), default=1, show_default=True,
               help="Number of machines that are changed together.")  # fmt: skip
-@click.option("--gate", type=seconds(), default="1m", show_default=True,
+@click.option("--gate", "gate_s", type=seconds(), default="1m", show_default=True,
               help="Time for which a machine must be healthy before the next one.")  # fmt: skip
 @click.option("--failures", type=click.IntRange(1, 1000), default=1, show_default=True,
               help="Number of failed machines after which all are rolled back.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Check it, but change nothing.")
-@output_option
-@click.pass_obj
+@shows_answer
 def propose(
     target: Target,
     entitlement: str,
     file: Path,
-    reason: str,
-    at_once: int,
-    gate: float,
-    failures: int,
     dry_run: bool,
     output: str,
+    **given: Any,
 ) -> None:
     """Roll out the profile of FILE to the machines of ENTITLEMENT, a few at a time.
 
     FILE is TOML, extends their present profile, and has only settings open to owners. Changes that
     need a boot, or disturb tasks, wait until the tasks have left, within the budgets of their jobs.
     """
-    request = ProfileProposal(
-        text=_read(file), reason=reason, at_once=at_once, gate_s=gate, failures=failures
-    )
+    request = ProfileProposal(text=_read(file), **given)
     found = target.ask(lambda client: client.propose_profile(entitlement, request, dry_run=dry_run))
     if dry_run:
         show.emit(output, found, lambda: click.echo("valid, nothing changed"))
@@ -61,8 +56,7 @@ def propose(
 
 @profile.command()
 @click.argument("entitlement")
-@output_option
-@click.pass_obj
+@shows_answer
 def status(target: Target, entitlement: str, output: str) -> None:
     """Show the profile of ENTITLEMENT's machines, and the progress of a change."""
     _emit(output, target.ask(lambda client: client.get_profile_rollout(entitlement)))
@@ -70,19 +64,17 @@ def status(target: Target, entitlement: str, output: str) -> None:
 
 @profile.command()
 @click.argument("entitlement")
-@output_option
-@click.pass_obj
+@shows_answer
 def rollback(target: Target, entitlement: str, output: str) -> None:
     """Roll the machines of ENTITLEMENT back to the profile before the last change."""
     _emit(output, target.ask(lambda client: client.rollback_profile(entitlement)))
 
 
 @profile.command()
-@output_option
-@click.pass_obj
+@shows_answer
 def stats(target: Target, output: str) -> None:
     """Show how long the last switch of each host took, by kind of setting."""
-    found: ProfileStats = target.ask(lambda client: client.profile_stats())
+    found = target.ask(lambda client: client.profile_stats())
     rows = [
         (row.setting, row.switches, _time(row.p50_ms), _time(row.p90_ms)) for row in found.settings
     ]
@@ -96,21 +88,14 @@ def _time(milliseconds: float) -> str:
 
 def _read(file: Path) -> str:
     try:
-        with file.open("rb") as stream:
-            data = stream.read(TEXT_MAX + 1)
-        if len(data) > TEXT_MAX:
-            raise InvalidInput(f"{file} is over {TEXT_MAX >> 10} KiB")
-        return data.decode(WRITTEN)
-    except OSError as e:
-        raise InvalidInput(f"cannot read {file}: {e.strerror}") from e
+        return read_bytes(file, TEXT_MAX).decode(WRITTEN)
     except UnicodeDecodeError as e:
         raise InvalidInput(f"{file} cannot be read: it is not UTF-8") from e
 
 
 def _emit(output: str, found: ProfileView) -> None:
     def lines() -> None:
-        for line in _head(found):
-            click.echo(show.printable(line))
+        show.lines(*_head(found))
         rows = [(name, count, found.proved.get(name, 0)) for name, count in found.machines.items()]
         show.table(("profile", "machines", "proved"), rows)
 

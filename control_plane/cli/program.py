@@ -6,22 +6,26 @@ import asyncio
 import errno
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from control_plane.cli.show import failure
+from control_plane.cli import show
+from wire import tls
 from wire.error_text import not_utf8
 from wire.errors import Forbidden, InvalidInput, TwineError
 from wire.pipes import PipedGroup
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
+    from wire.client import WireClient
 
 T = TypeVar("T")
+C = TypeVar("C", bound="WireClient")
 
 DEFAULT_ENDPOINT = "unix:/run/twine/control-plane.sock"
 EXIT_USAGE = 64
@@ -51,8 +55,6 @@ class Target:
                     hint="pass --credential FILE, made by `twine-control-plane user add`",
                 )
             return ControlPlaneClient(endpoint)
-        from wire import tls
-
         held = tls.load(self.credential)
         if held.not_after <= time.time():
             raise Forbidden(
@@ -64,12 +66,58 @@ class Target:
 
     def ask(self, work: Callable[[ControlPlaneClient], Awaitable[T]]) -> T:
         """Call the front end and return its answer."""
+        return ask(self.client, work)
 
-        async def call() -> T:
-            async with self.client() as client:
-                return await work(client)
+    def show(
+        self,
+        output: str,
+        work: Callable[[ControlPlaneClient], Awaitable[T]],
+        lines: Callable[[T], object],
+    ) -> T:
+        """Call the front end, print its answer (as JSON, or as text by `lines`) and return it."""
+        found = self.ask(work)
+        show.emit(output, found, lambda: lines(found))
+        return found
 
-        return asyncio.run(call())
+
+def refuse_others(flag: str, fits: Collection[str], why: str) -> None:
+    """Raise if an option whose name is not in `fits` is given together with a flag."""
+    context = click.get_current_context()
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name is not None
+        and option.name not in fits
+        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"{flag} cannot be given with {', '.join(given)}: {why}")
+
+
+def ask(connect: Callable[[], C], work: Callable[[C], Awaitable[T]]) -> T:
+    """Return the result of work with a client, which is closed afterwards."""
+
+    async def call() -> T:
+        async with connect() as client:
+            return await work(client)
+
+    return asyncio.run(call())
+
+
+def shows_answer(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command its `Target`, and `--output` for the form of the answer."""
+    return show.output_option(click.pass_obj(command))
+
+
+def options(*given: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a decorator that applies several; help lists their options in this order."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(given):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 class Program(PipedGroup):
@@ -87,28 +135,27 @@ class Program(PipedGroup):
         try:
             result = super().main(*args, **kwargs)
             return result if isinstance(result, int) else 0
-        except click.exceptions.NoArgsIsHelpError as e:
-            e.show()
-            return EXIT_USAGE
         except click.ClickException as e:
             e.show()
             return EXIT_USAGE
         except TwineError as e:
-            failure(e)
+            show.failure(e)
             return e.exit_code
         except (click.Abort, KeyboardInterrupt) as e:
             if isinstance(e, click.Abort) and e.__cause__ is None:  # the answer to a question
-                failure(TwineError("not confirmed: nothing was changed", hint="--yes confirms it"))
+                show.failure(
+                    TwineError("not confirmed: nothing was changed", hint="--yes confirms it")
+                )
                 return TwineError.exit_code
             return EXIT_INTERRUPTED
         except UnicodeEncodeError as e:
-            failure(InvalidInput(not_utf8(e)))
+            show.failure(InvalidInput(not_utf8(e)))
             return EXIT_USAGE
         except OSError as e:
             if e.errno in _DISK_ERRORS:
-                failure(TwineError(f"cannot write the output: {e.strerror}"))
+                show.failure(TwineError(f"cannot write the output: {e.strerror}"))
                 return TwineError.exit_code
-            failure(InvalidInput(f"cannot use {e.filename or 'a file'}: {e.strerror or e}"))
+            show.failure(InvalidInput(f"cannot use {e.filename or 'a file'}: {e.strerror or e}"))
             return EXIT_USAGE
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -18,7 +18,7 @@ from control_plane.api.rebalancing import (
     SwapView,
 )
 from control_plane.cli import show
-from control_plane.cli.program import Target
+from control_plane.cli.program import Target, shows_answer
 from control_plane.cli.show import output_option
 from control_plane.rebalancer.core.language import PlacementAnswer, read_model, toml_of, words_of
 from wire.errors import InvalidInput
@@ -35,18 +35,11 @@ def rebalance() -> None:
 
 @rebalance.command("plan")
 @click.option("--all", "every", is_flag=True, help="Show all moves.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json", "svg"]),
-    default="table",
-    show_default=True,
-    help="svg: use of each MSB and row before and after.",
-)
+@show.output_choice("svg", text="svg: use of each MSB and row before and after.")
 @click.pass_obj
 def rebalance_plan(target: Target, every: bool, output: str) -> None:
     """Show the moves that the ReBalancer would make now, and their gain; nothing moves."""
-    found: RebalancePlan = target.ask(lambda client: client.plan_rebalance())
+    found = target.ask(lambda client: client.plan_rebalance())
     if output == "svg":
         from control_plane.cli.rebalance_picture import picture
 
@@ -56,41 +49,33 @@ def rebalance_plan(target: Target, every: bool, output: str) -> None:
 
 
 @rebalance.command("status")
-@output_option
-@click.pass_obj
+@shows_answer
 def rebalance_status(target: Target, output: str) -> None:
     """Show the state of the ReBalancer."""
-    found: RebalanceStatus = target.ask(lambda client: client.rebalance_status())
-    show.emit(output, found, lambda: _print_status(found))
+    target.show(output, lambda client: client.rebalance_status(), _print_status)
 
 
 @rebalance.command("pause")
 @click.option("--reason", required=True, help="Shown with the pause.")
-@output_option
-@click.pass_obj
+@shows_answer
 def rebalance_pause(target: Target, reason: str, output: str) -> None:
     """Pause the ReBalancer: it begins no moves until `resume`, also after a restart."""
     request = PauseRequest(reason=reason)
-    found: RebalanceStatus = target.ask(lambda client: client.pause_rebalance(request))
-    show.emit(output, found, lambda: _print_status(found))
+    target.show(output, lambda client: client.pause_rebalance(request), _print_status)
 
 
 @rebalance.command("resume")
-@output_option
-@click.pass_obj
+@shows_answer
 def rebalance_resume(target: Target, output: str) -> None:
     """Resume the ReBalancer."""
-    found: RebalanceStatus = target.ask(lambda client: client.resume_rebalance())
-    show.emit(output, found, lambda: _print_status(found))
+    target.show(output, lambda client: client.resume_rebalance(), _print_status)
 
 
 @rebalance.command("history")
-@output_option
-@click.pass_obj
+@shows_answer
 def rebalance_history(target: Target, output: str) -> None:
     """Show the ended moves, the newest first."""
-    found: RebalanceHistory = target.ask(lambda client: client.rebalance_history())
-    show.emit(output, found, lambda: _print_history(found))
+    target.show(output, lambda client: client.rebalance_history(), _print_history)
 
 
 @rebalance.command("explain")
@@ -101,14 +86,7 @@ def rebalance_history(target: Target, output: str) -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Describe a TOML file as text, without a call to the region.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json", "toml"]),
-    default="table",
-    show_default=True,
-    help="toml: the model, for `solve`.",
-)
+@show.output_choice("toml", text="toml: the model, for `solve`.")
 @click.pass_obj
 def rebalance_explain(target: Target, move: str, file: Path | None, output: str) -> None:
     """Show why MOVE is made, its gain and cost, and its progress.
@@ -123,7 +101,7 @@ def rebalance_explain(target: Target, move: str, file: Path | None, output: str)
     if output == "toml":
         click.echo(found.model, nl=False)
         return
-    show.emit(output, found, lambda: _print_lines(found.lines))
+    show.emit(output, found, lambda: show.lines(*found.lines))
 
 
 @rebalance.command("solve")
@@ -145,7 +123,7 @@ def rebalance_solve(file: Path, seconds: float, output: str) -> None:
     from control_plane.rebalancer.solver import solved_file
 
     found = asyncio.run(solved_file(file, seconds))
-    show.emit(output, found, lambda: _print_lines(_solution(found)))
+    show.emit(output, found, lambda: show.lines(*_solution(found)))
 
 
 def _solution(found: PlacementAnswer) -> Iterator[str]:
@@ -157,11 +135,6 @@ def _solution(found: PlacementAnswer) -> Iterator[str]:
         f"{len(found.moves)} moves: goals {found.before:.6g} -> {found.after:.6g}{best};"
         f" bound {bound}; {found.took_s:.1f} s"
     )
-
-
-def _print_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        click.echo(show.printable(line))
 
 
 def _print_plan(plan: RebalancePlan, every: bool = False) -> None:
@@ -213,10 +186,10 @@ def _print_power(plan: RebalancePlan) -> None:
 
 
 def _print_status(status: RebalanceStatus) -> None:
-    click.echo(show.printable(f"mode {status.mode}: {_state(status)}"))
+    show.lines(f"mode {status.mode}: {_state(status)}")
     click.echo(f"moves: {status.done} done, {status.withdrawn} withdrawn, {status.failed} failed")
     if status.error:
-        click.echo(show.printable(f"no plan: {status.error}"))
+        show.lines(f"no plan: {status.error}")
     _print_swaps(status.swaps)
     if status.plan is not None:
         _print_plan(status.plan)

@@ -4,38 +4,32 @@ from __future__ import annotations
 
 import click
 
-from control_plane.cli import task_inside as task_inside  # adds its commands to `task`
+from control_plane.cli import intents as intents  # adds its commands to `job`, like others here
+from control_plane.cli import job_specs as job_specs
+from control_plane.cli import machine_care as machine_care
+from control_plane.cli import plans as plans
+from control_plane.cli import task_inside as task_inside
+from control_plane.cli import updates as updates
 from control_plane.cli.audit import audit
 from control_plane.cli.authority import authority
 from control_plane.cli.autoscale import autoscale
 from control_plane.cli.capacity import capacity
 from control_plane.cli.entitlements import entitlement
-from control_plane.cli.events import events, task
+from control_plane.cli.events import task
 from control_plane.cli.images import image
-from control_plane.cli.intents import adopt, canary, hold, intents, push, runtime, scale
-from control_plane.cli.job_specs import job_history, job_show
 from control_plane.cli.jobs import job
-from control_plane.cli.machine_care import (
-    machine_confirm_down,
-    machine_duplicates,
-    machine_forget_duplicate,
-    machine_held_back,
-    machine_label,
-)
 from control_plane.cli.machines import machine, token
 from control_plane.cli.maintenance import maintenance
 from control_plane.cli.offline import plan_offline
-from control_plane.cli.people import group, machine_revoke_identity, role, user, whoami
+from control_plane.cli.people import group, role, user, whoami
 from control_plane.cli.pipeline import pipeline
-from control_plane.cli.plans import explain, plan
 from control_plane.cli.profiles import profile
 from control_plane.cli.program import Program, target_options
 from control_plane.cli.rebalance import rebalance
 from control_plane.cli.safety import limit, restored
-from control_plane.cli.shards import shard, shards
-from control_plane.cli.status import shard_add, status
+from control_plane.cli.shards import shard
+from control_plane.cli.status import status
 from control_plane.cli.ui import ui
-from control_plane.cli.updates import move, pause, restart, resume, rollback
 from control_plane.cli.work import work
 
 
@@ -50,41 +44,12 @@ def main() -> None:
     """
 
 
-_COMMANDS = (
+for _command in (
     *(job, pipeline, task, plan_offline, machine, maintenance, rebalance, limit, profile),
     *(entitlement, capacity, autoscale, work, shard, image, token),
     *(role, user, group, whoami, audit, authority, restored, status, ui),
-)
-for _command in _COMMANDS:
-    main.add_command(_command)
-shard.add_command(shard_add)
-machine.add_command(machine_label)
-machine.add_command(machine_held_back)
-machine.add_command(machine_confirm_down)
-machine.add_command(machine_revoke_identity)
-machine.add_command(machine_duplicates)
-machine.add_command(machine_forget_duplicate)
-job.add_command(plan)
-job.add_command(job_show)
-job.add_command(job_history)
-job.add_command(explain)
-job.add_command(events)
-job.add_command(shards)
-for command in (
-    pause,
-    resume,
-    restart,
-    rollback,
-    move,
-    intents,
-    push,
-    scale,
-    canary,
-    hold,
-    runtime,
-    adopt,
 ):
-    job.add_command(command)
+    main.add_command(_command)
 
 
 @main.command("manual")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import click
 
-from control_plane.api.limits import Lift, LimitName, LimitView, LimitViews
-from control_plane.api.restored import FoundTask, Restored, RestoredView
+from control_plane.api.limits import Lift, LimitName, LimitView
+from control_plane.api.restored import FoundTask, RestoredView
 from control_plane.cli import show
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, shows_answer
 from wire.options import also, seconds
 
 
@@ -18,11 +17,10 @@ def limit() -> None:
 
 
 @limit.command("list")
-@output_option
-@click.pass_obj
+@shows_answer
 def limit_list(target: Target, output: str) -> None:
     """Show all limits, how much passed them, and what they hold back and why."""
-    found: LimitViews = target.ask(lambda client: client.list_limits())
+    found = target.ask(lambda client: client.list_limits())
     columns = ("limit", "per s", "at once", "passed", "held", "refused", "why, or lifted by")
     rows = [_row(view) for view in found.limits]
     show.emit(output, found, lambda: show.table(columns, rows))
@@ -41,15 +39,14 @@ def _row(view: LimitView) -> tuple[object, ...]:
 @click.argument("name", type=click.Choice([name.value for name in LimitName]))
 @click.option("--for", "for_s", type=seconds(), default="10m", show_default=True, help="Duration.")
 @click.option("--reason", required=True, help="Kept in the audit log.")
-@output_option
-@click.pass_obj
+@shows_answer
 def limit_lift(target: Target, name: str, for_s: float, reason: str, output: str) -> None:
     """Lift limit NAME for a while; --for 0s restores it."""
     request = Lift(for_s=for_s, reason=reason)
-    found: LimitView = target.ask(lambda client: client.lift_limit(name, request))
+    found = target.ask(lambda client: client.lift_limit(name, request))
     text = f"limit {name}: lifted for {show.duration(found.lifted_for_s)}"
     text = text if found.lifted_for_s else f"limit {name} holds"
-    show.emit(output, found, lambda: click.echo(show.printable(text)))
+    show.emit(output, found, lambda: show.lines(text))
 
 
 @click.group()
@@ -58,8 +55,7 @@ def restored() -> None:
 
 
 @restored.command("show")
-@output_option
-@click.pass_obj
+@shows_answer
 def restored_show(target: Target, output: str) -> None:
     """Show how the tasks on machines differ from the copy.
 
@@ -67,8 +63,7 @@ def restored_show(target: Target, output: str) -> None:
     added since. changed: updated since; it stays as it is until its file is applied. missing:
     removed or moved since; it starts again unless its job is stopped first.
     """
-    found: RestoredView = target.ask(lambda client: client.show_restored())
-    show.emit(output, found, lambda: _print(found))
+    target.show(output, lambda client: client.show_restored(), _print)
 
 
 def _print(found: RestoredView) -> None:
@@ -79,7 +74,7 @@ def _print(found: RestoredView) -> None:
     show.table(head, [_task_row(task) for task in found.tasks])
     if found.unheard:
         names = ", ".join(found.unheard[:20])
-        click.echo(show.printable(f"no report yet: {len(found.unheard)} machines: {names}"))
+        show.lines(f"no report yet: {len(found.unheard)} machines: {names}")
     released = found.restored.released_at
     if not released:
         click.echo("the control plane sends no commands before: twinectl restored release")
@@ -96,11 +91,10 @@ def _task_row(task: FoundTask) -> tuple[object, ...]:
 @click.confirmation_option(
     "--yes", prompt="The control plane then acts on the copy. Have you read `restored show`?"
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def restored_release(target: Target, output: str) -> None:
     """Let the control plane act on the restored store; tasks unknown to it stay untouched."""
-    found: Restored = target.ask(lambda client: client.release_restored())
+    found = target.ask(lambda client: client.release_restored())
     show.emit(
         output,
         found,
@@ -116,4 +110,4 @@ def restored_release(target: Target, output: str) -> None:
 def restored_stop(target: Target, task: str, machine: str) -> None:
     """Permit the stop of TASK, which the restored store does not know."""
     target.ask(lambda client: client.let_task_go(machine, task))
-    click.echo(show.printable(f"task {task} on {machine} is released"))
+    show.lines(f"task {task} on {machine} is released")

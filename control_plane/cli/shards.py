@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, cast
 import click
 from msgspec.structs import replace
 
-from control_plane.api.ownership import ShardLoad, ShardLoads, ShardMoved
+from control_plane.api.ownership import ShardLoad, ShardMoved
 from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.cli import show
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.jobs import job
+from control_plane.cli.program import Target, shows_answer
 from control_plane.shards.core.scopes import best_of_each_scope, in_words, stuck
 from wire.errors import Conflict, InvalidInput, NotFound
 from wire.routes import decode_json
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
 
-@click.command()
+@job.command()
 @click.argument("name")
 @click.option(
     "--set",
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help='A JSON object such as {"orders-1": [0, 3], "orders-2": [1, 4]}; replaces all.',
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def shards(target: Target, name: str, file: Path | None, output: str) -> None:
     """Show or set which tasks of a job serve which shards."""
     given = None
@@ -65,11 +64,10 @@ def shard() -> None:
 
 
 @shard.command("list")
-@output_option
-@click.pass_obj
+@shows_answer
 def shard_list(target: Target, output: str) -> None:
     """Show the load of each shard; the one with the least gets a new entitlement."""
-    found: ShardLoads = target.ask(lambda client: client.list_shards())
+    found = target.ask(lambda client: client.list_shards())
     has = ("machines", "load", "entitlements", "jobs", "tasks")
     columns = ("shard", "scope", *has, "moving to it", "host")
     rows = [_row(load) for load in found.shards]
@@ -84,18 +82,17 @@ def _row(load: ShardLoad) -> tuple[object, ...]:
 
 @shard.command("show")
 @click.argument("number", type=click.IntRange(min=0))
-@output_option
-@click.pass_obj
+@shows_answer
 def shard_show(target: Target, number: int, output: str) -> None:
     """Show the scope of a shard, its entitlements, and where they are pinned to."""
-    found: ShardLoads = target.ask(lambda client: client.list_shards())
+    found = target.ask(lambda client: client.list_shards())
     load = next((one for one in found.shards if one.shard == number), None)
     if load is None:
         raise NotFound(f"there is no shard {number}", hint="twinectl shard list")
     rows = [(name, load.pinned.get(name, "(any)")) for name in load.entitlements]
 
     def lines() -> None:
-        click.echo(show.printable(f"shard {number}: {in_words(load.region)}"))
+        show.lines(f"shard {number}: {in_words(load.region)}")
         show.table(("entitlement", "region"), rows)
 
     show.emit(output, load, lines)
@@ -105,14 +102,11 @@ def shard_show(target: Target, number: int, output: str) -> None:
 @click.argument("entitlement")
 @click.option("--to", type=click.IntRange(min=0), required=True, help="Shard that gets it.")
 @click.option("--plan", is_flag=True, help="Only show what would move.")
-@output_option
-@click.pass_obj
+@shows_answer
 def shard_move(target: Target, entitlement: str, to: int, plan: bool, output: str) -> None:
     """Give an entitlement to another shard; no task restarts."""
-    moved: ShardMoved = target.ask(
-        lambda client: client.move_entitlement(entitlement, to, dry_run=plan)
-    )
-    show.emit(output, moved, lambda: click.echo(show.printable(_move_text(moved, plan=plan))))
+    moved = target.ask(lambda client: client.move_entitlement(entitlement, to, dry_run=plan))
+    show.emit(output, moved, lambda: show.lines(_move_text(moved, plan=plan)))
 
 
 def _move_text(moved: ShardMoved, *, plan: bool) -> str:
@@ -128,8 +122,7 @@ def _move_text(moved: ShardMoved, *, plan: bool) -> str:
 @shard.command("drain")
 @click.argument("number", type=click.IntRange(min=0))
 @click.option("--plan", is_flag=True, help="Only show what would move.")
-@output_option
-@click.pass_obj
+@shows_answer
 def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
     """Give all entitlements of a shard to the least loaded shards; no task restarts.
 
@@ -164,7 +157,7 @@ def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
 
     def lines() -> None:
         for one in moved:
-            click.echo(show.printable(_move_text(one, plan=plan)))
+            show.lines(_move_text(one, plan=plan))
         click.echo(f"{len(moved)} entitlements")
 
     show.emit(output, moved, lines)

@@ -27,14 +27,14 @@ _COLOURS = {
 }
 _COLOUR_OF = {state: colour for colour, states in _COLOURS.items() for state in states}
 
-output_option = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="For people or for programs.",
-)
+
+def output_choice(*more: str, default: str = "table", text: str | None = None) -> Callable[[F], F]:
+    """Return the option `--output`; `more` are further forms than table and JSON."""
+    forms = click.Choice(["table", "json", *more])
+    return click.option("-o", "--output", type=forms, default=default, show_default=True, help=text)
+
+
+output_option = output_choice(text="For people or for programs.")
 
 
 def printable(text: object) -> str:
@@ -53,12 +53,18 @@ def json_text(value: object) -> str:
     )
 
 
-def emit(output: str, value: object, lines: Callable[[], None]) -> None:
-    """Print a value as JSON, or call `lines` to print it as text."""
+def emit(output: str, value: object, text: Callable[[], object]) -> None:
+    """Print a value as JSON, or call `text` to print it as text."""
     if output == "json":
         click.echo(json_text(value))
     else:
-        lines()
+        text()
+
+
+def lines(*texts: object) -> None:
+    """Print each text as a line."""
+    for text in texts:
+        click.echo(printable(text))
 
 
 def on_terminal() -> bool:
@@ -141,6 +147,11 @@ def share(part: float, whole: float) -> str:
 def ago(at: float) -> str:
     """Return how long ago a moment was, roughly; `-` for never."""
     return duration(time.time() - at) if at else "-"
+
+
+def local_time(at: float) -> str:
+    """Return a moment in the time zone of this computer."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def duration(seconds: float | None) -> str:

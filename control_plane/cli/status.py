@@ -9,9 +9,10 @@ import click
 
 from control_plane.api.region_status import ProcessStatus, RegionStatus
 from control_plane.cli import show
-from control_plane.cli.program import Target
+from control_plane.cli.program import Target, shows_answer
+from control_plane.cli.shards import shard
 from control_plane.cli.show import output_option
-from wire.errors import TwineError, Unreachable
+from wire.errors import Conflict, TwineError, Unreachable
 from wire.options import seconds
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ def status(context: click.Context, output: str) -> None:
     The exit code is 1 while there are problems.
     """
     target: Target = context.obj
-    found: RegionStatus = target.ask(lambda client: client.region_status())
-    show.emit(output, found, lambda: _print(found))
+    found = target.show(output, lambda client: client.region_status(), _print)
     if not found.ok:
         context.exit(1)
 
@@ -70,26 +70,27 @@ def _row(of: ProcessStatus) -> tuple[object, ...]:
     )
 
 
-@click.command("add")
+@shard.command("add")
 @click.argument("number", type=click.IntRange(1, 63), required=False)
 @click.option("--timeout", type=seconds(), default="5m", show_default=True, help="Time limit.")
-@output_option
-@click.pass_obj
+@shows_answer
 def shard_add(target: Target, number: int | None, timeout: float, output: str) -> None:
     """Wait until the process of shard NUMBER takes requests; without it, of the next free one.
 
     From then on it may get new entitlements. First prints the command to run, and where.
     """
-    ready: ProcessStatus = target.ask(lambda client: _added(client, number, timeout))
+    ready = target.ask(lambda client: _added(client, number, timeout))
     text = f"shard {ready.role.removeprefix('shard-')} is ready at {ready.host}"
-    show.emit(output, ready, lambda: click.echo(show.printable(text)))
+    show.emit(output, ready, lambda: show.lines(text))
 
 
 async def _added(client: ControlPlaneClient, number: int | None, timeout_s: float) -> ProcessStatus:
     """Return the status of a shard's process once it is ready; `Unreachable` if it is not."""
     if number is None:
-        loads = (await client.list_shards()).shards
-        number = next(n for n in range(1, 64) if not any(n == one.shard for one in loads))
+        taken = {one.shard for one in (await client.list_shards()).shards}
+        number = next((n for n in range(1, 64) if n not in taken), None)
+        if number is None:
+            raise Conflict("cannot add a shard: the region has all 64", hint="twinectl shard list")
     role, has_reported, last = f"shard-{number}", False, "no process of it has ever led"
     try:
         async with asyncio.timeout(timeout_s):

@@ -15,8 +15,7 @@ from control_plane.api.tasks import TaskDescription
 from control_plane.cli import show
 from control_plane.cli.events import head, task, task_named
 from control_plane.cli.log_text import log_options, show_log
-from control_plane.cli.program import Target
-from control_plane.cli.show import output_option
+from control_plane.cli.program import Target, shows_answer
 from wire.cpus import listed
 from wire.errors import InvalidInput, NotFound
 from wire.units import about_size
@@ -56,8 +55,7 @@ def exec_(
 @task.command()
 @click.argument("name")
 @log_options
-@output_option
-@click.pass_obj
+@shows_answer
 def logs(target: Target, /, name: str, output: str, **chosen: Any) -> None:
     """Print the output of task NAME (as `web-3`) on its machine; -o json: one object per line."""
     if chosen["follow"] and chosen["previous"]:
@@ -67,8 +65,7 @@ def logs(target: Target, /, name: str, output: str, **chosen: Any) -> None:
 
 @task.command()
 @click.argument("name")
-@output_option
-@click.pass_obj
+@shows_answer
 def describe(target: Target, name: str, output: str) -> None:
     """Show task NAME: its placement, its agent's report, its usage."""
     job, index = task_named(name)
@@ -111,8 +108,7 @@ def _usage(usage: TaskUsage) -> list[tuple[str, str]]:
 @click.option(
     "--job", "is_job", is_flag=True, help="NAME is a job, even if a task has the same name."
 )
-@output_option
-@click.pass_obj
+@shows_answer
 def top(target: Target, name: str, is_job: bool, output: str) -> None:
     """Show the usage of task NAME (as `web-3`), or of all tasks of job NAME, the largest first."""
 
@@ -174,8 +170,7 @@ async def _used_by(client: ControlPlaneClient, job: str) -> list[TaskDescription
 @click.argument("name")
 @click.option("--reason", default="", help="Shown with the task.")
 @click.option("--now", "at_once", is_flag=True, help="Skip the budget and the controller.")
-@output_option
-@click.pass_obj
+@shows_answer
 def restart(target: Target, name: str, reason: str, at_once: bool, output: str) -> None:
     """Stop task NAME (as `web-3`) and start it again where it is.
 
@@ -185,9 +180,4 @@ def restart(target: Target, name: str, reason: str, at_once: bool, output: str) 
     job, index = task_named(name)
     request = RestartRequest(reason=reason[:REASON_MAX], now=at_once)
     found = target.ask(lambda client: client.restart_task(job, index, request))
-
-    def lines() -> None:
-        for line in head(name, found):
-            click.echo(show.printable(line))
-
-    show.emit(output, found, lines)
+    show.emit(output, found, lambda: show.lines(*head(name, found)))

@@ -2,79 +2,79 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from control_plane.api.jobs import JobStatus
 from control_plane.cli import follow, show
-from control_plane.cli.program import Target
+from control_plane.cli.jobs import job
+from control_plane.cli.program import Target, options, shows_answer
 from control_plane.cli.show import output_option
-from wire.options import seconds
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
 _WAIT = click.option("--wait", is_flag=True, help="Return when all tasks are healthy and updated.")
-_TIMEOUT = click.option(
-    "--timeout", type=seconds(), default="10m", show_default=True, help="Time limit of --wait."
+
+_EXPECT = click.option(
+    "--expect", type=click.IntRange(1), metavar="VERSION", help="Only if the job is at it now."
 )
 
 
-@click.command()
+@job.command()
 @click.argument("name")
-@output_option
-@click.pass_obj
-def pause(target: Target, name: str, output: str) -> None:
+@_EXPECT
+@shows_answer
+def pause(target: Target, name: str, expect: int | None, output: str) -> None:
     """Pause the update of job NAME: no further task is taken down; begun ones are finished.
 
     Repair, maintenance and stops continue.
     """
-    _change(target, "pause", name, output)
+    _change(target, "pause", name, output, expect)
 
 
-@click.command()
-@click.argument("name")
-@output_option
-@_WAIT
-@_TIMEOUT
-@click.pass_obj
-def resume(target: Target, name: str, output: str, wait: bool, timeout: float) -> None:
-    """Continue the update of job NAME."""
-    _change(target, "resume", name, output, timeout if wait else None)
+def _update(verb: str, text: str, *more: Callable[..., Any]) -> click.Command:
+    @job.command(verb, help=text)
+    @click.argument("name")
+    @options(*more)
+    @output_option
+    @_WAIT
+    @follow.timeout_option
+    @click.pass_obj
+    def change(
+        target: Target,
+        name: str,
+        output: str,
+        wait: bool,
+        timeout: float,
+        expect: int | None = None,
+    ) -> None:
+        _change(target, verb, name, output, expect, timeout if wait else None)
+
+    return change
 
 
-@click.command()
-@click.argument("name")
-@output_option
-@_WAIT
-@_TIMEOUT
-@click.pass_obj
-def restart(target: Target, name: str, output: str, wait: bool, timeout: float) -> None:
-    """Restart every task of job NAME on its machine, as many at once as an update may."""
-    _change(target, "restart", name, output, timeout if wait else None)
-
-
-@click.command()
-@click.argument("name")
-@output_option
-@_WAIT
-@_TIMEOUT
-@click.pass_obj
-def rollback(target: Target, name: str, output: str, wait: bool, timeout: float) -> None:
+resume = _update("resume", "Continue the update of job NAME.", _EXPECT)
+restart = _update(
+    "restart", "Restart every task of job NAME on its machine, as many at once as an update may."
+)
+rollback = _update(
+    "rollback",
     """Go back to the specification of job NAME's previous version.
 
     The number of tasks and the update policy stay as they are now.
-    """
-    _change(target, "rollback", name, output, timeout if wait else None)
+    """,
+)
 
 
-@click.command()
+@job.command()
 @click.argument("name")
 @click.option("--entitlement", required=True, help="Entitlement to which it moves.")
 @output_option
 @_WAIT
-@_TIMEOUT
+@follow.timeout_option
 @click.pass_obj
 def move(
     target: Target, name: str, entitlement: str, output: str, wait: bool, timeout: float
@@ -92,10 +92,15 @@ def move(
 
 
 def _change(
-    target: Target, verb: str, name: str, output: str, timeout_s: float | None = None
+    target: Target,
+    verb: str,
+    name: str,
+    output: str,
+    expect: int | None,
+    timeout_s: float | None = None,
 ) -> None:
     async def work(client: ControlPlaneClient) -> JobStatus:
-        status = await client.change_job(verb, name)
+        status = await client.change_job(verb, name, expect)
         return status if timeout_s is None else await follow.wait_stable(client, name, timeout_s)
 
     _show(target.ask(work), name, output)
@@ -103,4 +108,4 @@ def _change(
 
 def _show(status: JobStatus, name: str, output: str) -> None:
     text = f"job {name}: {follow.summary(status)}"
-    show.emit(output, status, lambda: click.echo(show.printable(text)))
+    show.emit(output, status, lambda: show.lines(text))

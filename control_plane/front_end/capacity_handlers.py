@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -20,11 +19,9 @@ from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.elastic import Buffers, CapacitySignal, ElasticReport
 from control_plane.api.ownership import ShardLoads, ShardMoved
 from control_plane.api.profiles import ProfileStats, ProfileView
-from control_plane.elastic.service import ElasticService
 from control_plane.front_end.guard import Guard
+from control_plane.front_end.handlers import PlaneHandlers
 from control_plane.portal.portal import Person
-from control_plane.portal.service import CapacityService
-from control_plane.profiles.rollouts import ProfileRollouts
 from wire.errors import InvalidInput
 from wire.fairness import Peer
 from wire.peers import principal
@@ -33,101 +30,87 @@ from wire.server import Call
 _NAME = re.compile(ID_PATTERN)
 
 
-class Moves(Protocol):
-    """The shards and their entitlements."""
-
-    async def list_shards(self) -> ShardLoads:
-        """Return the load of each shard."""
-
-    async def move(self, pool: str, to: int, *, dry_run: bool = False) -> ShardMoved:
-        """Give an entitlement to another shard."""
-
-
-class CapacityHandlers:
+class CapacityHandlers(PlaneHandlers):
     """A handler for each of `CAPACITY_ROUTES`."""
 
-    def __init__(
-        self, service: CapacityService, elastic: ElasticService, guard: Guard, shards: Moves
-    ) -> None:
-        """Take the services that the handlers call, and the guard that resolves callers."""
-        self._service, self._elastic, self._shards = service, elastic, shards
-        self._callers = guard
+    _guard: Guard
+    """Resolves callers."""
 
     async def list_entitlements(self, _: Call) -> Entitlements:
         """List the entitlements."""
-        return await self._service.list_entitlements()
+        return await self._plane.capacity.list_entitlements()
 
     async def get_entitlement(self, call: Call) -> EntitlementView:
         """Show an entitlement."""
-        return await self._service.get_entitlement(call.path["entitlement"])
+        return await self._plane.capacity.get_entitlement(call.path["entitlement"])
 
     async def put_entitlement(self, call: Call) -> EntitlementView:
         """Create or change an entitlement."""
         self._check_owners(call.body)
-        return await self._service.put_entitlement(_name(call), call.body)
+        return await self._plane.capacity.put_entitlement(_name(call), call.body)
 
     async def delete_entitlement(self, call: Call) -> Ack:
         """Remove an entitlement."""
-        await self._service.delete_entitlement(call.path["entitlement"])
+        await self._plane.capacity.delete_entitlement(call.path["entitlement"])
         return Ack()
 
     async def list_shards(self, _: Call) -> ShardLoads:
         """List the shards."""
-        return await self._shards.list_shards()
+        return await self._plane.shards.list_shards()
 
     async def move_entitlement(self, call: Call) -> ShardMoved:
         """Give an entitlement to another shard."""
         name, dry_run = call.path["entitlement"], call.flag("dry_run")
-        return await self._shards.move(name, call.body.to, dry_run=dry_run)
+        return await self._plane.shards.move(name, call.body.to, dry_run=dry_run)
 
     async def request_entitlement(self, call: Call) -> EntitlementRequest:
         """Accept a request for capacity."""
         name, who = _name(call), self._person(call.peer)
-        return await self._service.request(name, self._asked(name, call.body, who), who)
+        return await self._plane.capacity.request(name, self._asked(name, call.body, who), who)
 
     async def list_requests(self, call: Call) -> EntitlementRequests:
         """List the requests."""
-        return await self._service.list_requests(decided=call.flag("all"))
+        return await self._plane.capacity.list_requests(decided=call.flag("all"))
 
     async def get_request(self, call: Call) -> EntitlementRequest:
         """Show a request."""
-        return await self._service.get_request(call.path["request"])
+        return await self._plane.capacity.get_request(call.path["request"])
 
     async def approve_request(self, call: Call) -> EntitlementRequest:
         """Grant a request."""
-        return await self._service.approve(
+        return await self._plane.capacity.approve(
             call.path["request"], self._person(call.peer), call.body.note
         )
 
     async def deny_request(self, call: Call) -> EntitlementRequest:
         """Refuse a request."""
         who = self._person(call.peer)
-        return await self._service.deny(call.path["request"], who, call.body.note)
+        return await self._plane.capacity.deny(call.path["request"], who, call.body.note)
 
     async def withdraw_request(self, call: Call) -> EntitlementRequest:
         """Withdraw a request."""
-        return await self._service.withdraw(
+        return await self._plane.capacity.withdraw(
             call.path["request"], self._person(call.peer), call.body.note
         )
 
     async def get_capacity(self, _: Call) -> CapacityReport:
         """Show the capacity report."""
-        return await self._service.report()
+        return await self._plane.capacity.report()
 
     async def get_elastic(self, _: Call) -> ElasticReport:
         """Show what is lent, and how promises were kept."""
-        return self._elastic.report()
+        return self._plane.elastic.report()
 
     async def get_buffers(self, _: Call) -> Buffers:
         """Show the spare machines that are needed."""
-        return await self._elastic.buffers()
+        return await self._plane.elastic.buffers()
 
     async def get_signal(self, call: Call) -> CapacitySignal:
         """Show whether a borrower has what it wants."""
-        return self._elastic.signal(call.path["entitlement"])
+        return self._plane.elastic.signal(call.path["entitlement"])
 
     def _person(self, peer: Peer) -> Person:
-        is_operator = self._callers.caller(peer).is_operator
+        is_operator = self._guard.caller(peer).is_operator
         return Person(principal(peer), is_operator=is_operator, may_create=is_operator)
 
     def _asked(self, name: str, change: EntitlementChange, who: Person) -> EntitlementChange:
@@ -137,12 +120,12 @@ class CapacityHandlers:
         self._check_owners(change.spec)
         if who.is_operator:
             return change
-        known = list(self._callers.owners_of(name) or ())
+        known = list(self._plane.owners_of(name) or ())
         owners = change.spec.owners or known or [f"user:{who.name}"]
         return replace(change, spec=replace(change.spec, owners=owners))
 
     def _check_owners(self, spec: EntitlementSpec) -> None:
-        if missing := self._callers.people.unknown(spec.owners):
+        if missing := self._guard.people.unknown(spec.owners):
             raise InvalidInput(
                 f"owners: there is no group {missing[0]!r}", hint="twinectl group set NAME USER …"
             )
@@ -155,30 +138,23 @@ def _name(call: Call) -> str:
     return name
 
 
-class ProfileHandlers:
+class ProfileHandlers(PlaneHandlers):
     """A handler for each row of `PROFILE_ROUTES`."""
-
-    def __init__(self, profiles: ProfileRollouts) -> None:
-        self._profiles = profiles
 
     async def propose_profile(self, call: Call) -> ProfileView:
         """Begin to bring machines to another profile."""
-        return await self._profiles.propose(
-            call.path["entitlement"], call.body, _who(call), dry_run=call.flag("dry_run")
+        return await self._plane.profiles.propose(
+            call.path["entitlement"], call.body, principal(call.peer), dry_run=call.flag("dry_run")
         )
 
     async def get_profile_rollout(self, call: Call) -> ProfileView:
         """Show the progress of a profile change."""
-        return self._profiles.show(call.path["entitlement"])
+        return self._plane.profiles.show(call.path["entitlement"])
 
     async def rollback_profile(self, call: Call) -> ProfileView:
         """Bring machines back to the profile before."""
-        return await self._profiles.go_back(call.path["entitlement"], _who(call))
+        return await self._plane.profiles.go_back(call.path["entitlement"], principal(call.peer))
 
     async def profile_stats(self, _: Call) -> ProfileStats:
         """Show how long switches take."""
-        return await self._profiles.stats()
-
-
-def _who(call: Call) -> str:
-    return principal(call.peer) if call.peer.role == "user" else call.peer.name
+        return await self._plane.profiles.stats()

@@ -32,6 +32,7 @@ from control_plane.api.shard_routes import (
     SHARD_ROUTES,
 )
 from control_plane.broker.core.region_map import merged
+from control_plane.front_end.conversations import passed_on
 from control_plane.front_end.recorder import caller_of
 from control_plane.roles import ControlPlane
 from control_plane.scheduler.core.rollout import summarize
@@ -40,7 +41,6 @@ from control_plane.shards.processes import RoleLeaders, away
 from control_plane.shards.status import away_status
 from control_plane.status_calls import NEEDS_ONE_PROCESS
 from wire.client import WireClient
-from wire.duplex import Duplex, Talk, join
 from wire.errors import Busy, Conflict, TwineError, Unreachable
 from wire.routes import Route
 from wire.server import Call, Handler
@@ -153,10 +153,7 @@ class Forwarding:
         if number is None or self._plane.role.runs(number):
             return await handler(call)
         client = self._client(number)
-        route = _ROUTES[call.route.name]
-        if route.duplex:
-            return await self._conversation(client, route, call)
-        return await self._called(client, route, call)
+        return await self._called(client, _ROUTES[call.route.name], call)
 
     async def _number_of(self, call: Call) -> int | None:
         """Return the number of the shard that answers a call; None: its object does not exist."""
@@ -172,6 +169,8 @@ class Forwarding:
         _CALLER.set(caller_of(call.peer))
         try:
             parameters: dict[str, Any] = {**call.path, **call.query}
+            if route.duplex:
+                return await passed_on(client.converse(route, **parameters))
             answer = await client.call(route, call.body, **parameters)
         except Unreachable as e:
             raise away(client.shard, str(e)) from e
@@ -180,22 +179,6 @@ class Forwarding:
 
     async def _followed(self, client: ShardClient) -> None:
         await self._plane.followed(client.revision, _BEHIND_S)
-
-    async def _conversation(self, client: ShardClient, route: Route, call: Call) -> Talk:
-        _CALLER.set(caller_of(call.peer))
-        opened = client.converse(route, **call.path, **call.query)
-        try:
-            far = await opened.__aenter__()  # the caller's websocket reports failures
-        except Unreachable as e:
-            raise away(client.shard, str(e)) from e
-
-        async def talk(near: Duplex) -> None:
-            try:
-                await join(near, far)
-            finally:
-                await opened.__aexit__(None, None, None)
-
-        return talk
 
     async def _release_idle(self, number: int, entitlement: str) -> None:
         client = self._client(number)

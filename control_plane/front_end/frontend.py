@@ -14,13 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from agent.api import (
-    Ack,
-    ImageFormat,
-    ImageInfo,
-    Images,
-    Liveness,
-)
+from agent.api import Ack, ImageFormat, ImageInfo, Images, Liveness
 from control_plane.api.intent_changes import JobIntents, SizeChanges, SizesWritten
 from control_plane.api.intents import Dimension
 from control_plane.api.jobs import Endpoints, JobRecord
@@ -35,7 +29,7 @@ from control_plane.front_end.guard import Guard
 from control_plane.front_end.identity_handlers import IdentityHandlers
 from control_plane.front_end.intent_handlers import IntentHandlers
 from control_plane.front_end.job_handlers import JobHandlers
-from control_plane.front_end.machine_handlers import MachineHandlers
+from control_plane.front_end.machine_handlers import MachineHandlers, waiting_time
 from control_plane.front_end.maintenance_handlers import MaintenanceHandlers, RebalanceHandlers
 from control_plane.front_end.metrics import Metrics, one_chunk
 from control_plane.front_end.people_handlers import Issued, PeopleHandlers
@@ -45,6 +39,7 @@ from control_plane.front_end.task_handlers import TaskHandlers
 from control_plane.front_end.trail import Trail
 from control_plane.identity.people import KINDS, People
 from control_plane.identity.registrar import Registrar
+from control_plane.identity.sessions import BrowserSessions
 from control_plane.images.store import ImageStore
 from control_plane.roles import ControlPlane
 from wire.errors import Busy, InvalidInput, Problem, TwineError
@@ -53,7 +48,6 @@ from wire.peers import principal
 from wire.routes import Route
 from wire.server import Call, Handler, make_app
 
-MAX_WAIT_S = 60.0
 _PUT_SIZE = next(route for route in ROUTES if route.name == "put_size")
 
 
@@ -62,6 +56,11 @@ def _size_version(answer: JobRecord | JobIntents) -> int:
     if isinstance(answer, JobRecord):
         return answer.intents[Dimension.SIZE].version
     return next(v.intent.version for v in answer.intents if v.dimension == Dimension.SIZE)
+
+
+def _after(call: Call) -> tuple[int, float]:
+    """Return the revision after which a caller wants news, and how long it waits for them."""
+    return call.whole("after") or 0, waiting_time(call)
 
 
 async def _nothing_issued() -> list[IssuedCredential]:
@@ -101,54 +100,28 @@ class FrontEnd(
         """
         self.handlers: dict[str, Handler] = {}
         """By route, behind the guard and the recorder; made by `app`."""
-        self._guard = Guard(people, control_plane)
-        self._trail, self._shard_tls = trail, shard_tls
-        JobHandlers.__init__(self, control_plane)
-        CapacityHandlers.__init__(
-            self,
-            control_plane.capacity,
-            control_plane.elastic,
-            self._guard,
-            control_plane.shards,
-        )
-        PeopleHandlers.__init__(self, self._guard, trail, issued)
-        MachineHandlers.__init__(self, control_plane.inventory)
-        SafetyHandlers.__init__(
-            self,
-            control_plane.health,
-            control_plane.limits,
-            control_plane.restored,
-            control_plane.clock,
-        )
-        TaskHandlers.__init__(self, control_plane.task_service)
-        MaintenanceHandlers.__init__(self, control_plane.maintenance)
-        ProfileHandlers.__init__(self, control_plane.profiles)
-        IdentityHandlers.__init__(self, registrar, people, control_plane)
-        RebalanceHandlers.__init__(self, control_plane.rebalancer)
-        IntentHandlers.__init__(self, control_plane)
+        super().__init__(control_plane)
+        self._guard, self._registrar = Guard(people, control_plane), registrar
+        self._trail, self._issued, self._shard_tls = trail, issued, shard_tls
+        self.sessions = BrowserSessions()
         self.store_failure: Callable[[], str] = str
         """Returns why the main store refuses writes of this process; empty: it accepts them."""
         self._images = images
         self._metrics = Metrics(
             ROUTES,
-            control_plane.allocations,
-            control_plane.counters,
-            control_plane.health,
-            lambda: control_plane.limits.views(control_plane.clock()),
-            control_plane.quarantined,
+            control_plane,
             ending,
             registrar.duplicates.known,
             control_plane.rebalancer,
             control_plane.elastic.counts,
-            control_plane.process_counts,
         )
 
     def app(self, access: Access, version: str) -> web.Application:
         """Return the application; the routes that it has are exactly those of the table."""
         tls = self._shard_tls
         connect = None if tls is None else partial(ShardClient, tls=tls)
-        forward = Forwarding(self._control_plane, connect)
-        recorder = Recorder(self._trail, self, ROUTES, forward.is_here)
+        forward = Forwarding(self._plane, connect)
+        recorder = Recorder(self._trail, self.revision_of, ROUTES, forward.is_here)
         found = {r.name: forward.wrapped(r, getattr(self, r.name)) for r in ROUTES}
         self.handlers = {r.name: self._guarded(r, found[r.name], recorder) for r in ROUTES}
         self._recorder, self._access = recorder, access
@@ -209,7 +182,7 @@ class FrontEnd(
         """Return the revision of a stored record; None if that kind has none."""
         if kind in KINDS:
             return self._guard.people.revision(f"{kind}/{name}")
-        return self._control_plane.revision_of(kind, name)
+        return self._plane.revision_of(kind, name)
 
     async def _scrape(self) -> bytes:
         return self._metrics.text()
@@ -242,7 +215,7 @@ class FrontEnd(
     async def _resize(self, call: Call) -> JobRecord:
         """Write a size; only a caller of `put_size` gets its effect on the tasks."""
         writer = caller_of(call.peer)
-        return await self._intents.resize(call.path["job"], call.body, writer, call.also)
+        return await self._plane.intents.resize(call.path["job"], call.body, writer, call.also)
 
     async def fetch_image(self, call: Call) -> AsyncIterator[bytes]:
         """Stream an image out."""
@@ -271,7 +244,7 @@ class FrontEnd(
     async def remove_image(self, call: Call) -> Ack:
         """Remove an image that no job runs."""
         digest = call.path["digest"]
-        await self._images.remove(digest, self._control_plane.users_of_image)
+        await self._images.remove(digest, self._plane.users_of_image)
         return Ack(detail=f"{digest} is removed")
 
     async def list_store_images(self, _: Call) -> Images:
@@ -280,47 +253,39 @@ class FrontEnd(
 
     async def get_endpoints(self, call: Call) -> Endpoints:
         """Show the endpoints of a job; can wait for a change."""
-        after, wait_s = call.whole("after") or 0, call.number("wait_s", 0.0)
-        return await self._control_plane.endpoints(
-            call.path["job"], after, min(wait_s or 0.0, MAX_WAIT_S)
-        )
+        return await self._plane.endpoints(call.path["job"], *_after(call))
 
     async def watch_endpoints(self, call: Call) -> EndpointChanges:
         """Show the endpoints of many jobs; can wait for a change."""
         wanted: WatchedJobs = call.body
-        return await self._control_plane.watch_endpoints(wanted.known, wanted.wait_s)
+        return await self._plane.watch_endpoints(wanted.known, wanted.wait_s)
 
     async def put_weights(self, call: Call) -> Endpoints:
         """Set the tasks' shares of the requests."""
-        return self._control_plane.discovery.put_weights(call.path["job"], call.body)
+        return self._plane.discovery.put_weights(call.path["job"], call.body)
 
     async def put_shards(self, call: Call) -> ShardMapView:
         """Set which tasks serve which shards."""
-        return await self._control_plane.discovery.put_shards(call.path["job"], call.body.shards)
+        return await self._plane.discovery.put_shards(call.path["job"], call.body.shards)
 
     async def get_shards(self, call: Call) -> ShardMapView:
         """Show which tasks serve which shards."""
-        return self._control_plane.discovery.shards(call.path["job"])
+        return self._plane.discovery.shards(call.path["job"])
 
     async def get_shard(self, call: Call) -> Endpoints:
         """Show the endpoints of a shard; can wait for a change."""
-        after, wait_s = call.whole("after") or 0, call.number("wait_s", 0.0)
-        return await self._control_plane.discovery.shard(
-            call.path["job"], call.path["shard"], after, min(wait_s or 0.0, MAX_WAIT_S)
-        )
+        after, wait_s = _after(call)
+        job, shard = call.path["job"], call.path["shard"]
+        return await self._plane.discovery.shard(job, shard, after, wait_s)
 
     async def shard_metrics(self, call: Call) -> AsyncIterator[bytes]:
         """Stream the metrics of this process, for a shard that it runs."""
-        self._control_plane.shards.of_number(call.path["shard"])
+        self._plane.shards.of_number(call.path["shard"])
         return one_chunk(self._metrics.text())
-
-    async def healthz(self, _: Call) -> Liveness:
-        """Answer that this process is alive."""
-        return Liveness(ok=True)
 
     async def readyz(self, _: Call) -> Liveness:
         """Answer whether everything is loaded and runs."""
-        state = await self._control_plane.ready()
+        state = await self._plane.ready()
         if not state.ok:
             raise Busy(f"the control plane is not ready: {state.detail}")
         return state

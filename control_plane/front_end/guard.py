@@ -6,8 +6,7 @@ The rule is in the route table. The path parameters identify the object: a route
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from agent.api import Relaxation
 from control_plane.api.capacity import EntitlementChange
@@ -17,6 +16,7 @@ from control_plane.api.operations import JobMove
 from control_plane.api.people import CurrentUser, Needs, Role
 from control_plane.identity.core.standing import Caller, Refusal, refusal, refusal_of_raw
 from control_plane.identity.people import People
+from control_plane.roles import ControlPlane
 from wire.errors import Forbidden
 from wire.fairness import Peer
 from wire.peers import principal
@@ -29,36 +29,12 @@ WITHOUT_HOST_ADMIN = frozenset(("stop_job", "pause_job", "put_hold"))
 """Routes that owners may use on a job without a sandbox, without the role of host admin."""
 
 
-class Ownership(Protocol):
-    """The part of the control plane that the guard uses."""
-
-    def entitlement_of(self, job: str) -> str | None:
-        """Return the entitlement of a job, if there is such a job."""
-        ...
-
-    def goes_back_to(self, job: str) -> str | None:
-        """Return the entitlement that a rollback of a job would return it to, if any."""
-        ...
-
-    def is_raw(self, job: str) -> bool:
-        """Return whether some kept version of a job has tasks without a sandbox."""
-        ...
-
-    def owners_of(self, entitlement: str) -> Sequence[str] | None:
-        """Return the owners of an entitlement, if there is such an entitlement."""
-        ...
-
-    def entitlement_names(self) -> Iterable[str]:
-        """Return the names of all entitlements."""
-        ...
-
-
 class Guard:
     """Decides about calls, from stored roles and owners."""
 
-    def __init__(self, people: People, ownership: Ownership) -> None:
+    def __init__(self, people: People, plane: ControlPlane) -> None:
         self.people = people
-        self._ownership = ownership
+        self._plane = plane
 
     def caller(self, peer: Peer) -> Caller:
         """Return the caller with its rights: a user, or a peer at the local socket."""
@@ -81,7 +57,7 @@ class Guard:
     def check(self, call: Call) -> None:
         """Raise `Forbidden` unless the caller may make this call."""
         if call.peer.role in ("user", "local") and call.route.needs:
-            about = {name: self._ownership.owners_of(name) for name in self._about(call)}
+            about = {name: self._plane.owners_of(name) for name in self._about(call)}
             self._check(call.peer, call.route, about)
             if call.route.is_change and (job := self._raw_job(call)):
                 self._refuse(call.route, refusal_of_raw(self.caller(call.peer), job), call.peer)
@@ -110,11 +86,7 @@ class Guard:
             return spec.name if Relaxation.RAW in spec.relaxations else ""
         if not job or call.route.name in WITHOUT_HOST_ADMIN:
             return ""
-        return job if self._ownership.is_raw(job) else ""
-
-    def owners_of(self, entitlement: str) -> Sequence[str] | None:
-        """Return the owners of an entitlement, if there is such an entitlement."""
-        return self._ownership.owners_of(entitlement)
+        return job if self._plane.is_raw(job) else ""
 
     def current_user(self, peer: Peer) -> CurrentUser:
         """Return the rights of a caller."""
@@ -130,18 +102,18 @@ class Guard:
         )
 
     def _owned(self, caller: Caller) -> list[str]:
-        owners_of = self._ownership.owners_of
-        names = self._ownership.entitlement_names()
+        owners_of = self._plane.owners_of
+        names = self._plane.entitlement_names()
         return [name for name in names if caller.is_among(owners_of(name) or ())]
 
     def _about(self, call: Call) -> set[str]:
         """Return the entitlements that a call concerns, including the target of a move."""
         names = set()
         job = _job_of(call)
-        if job and (entitlement := self._ownership.entitlement_of(job)) is not None:
+        if job and (entitlement := self._plane.entitlement_of(job)) is not None:
             names.add(entitlement)
         if call.route.name == "rollback_job" and job:
-            names.add(self._ownership.goes_back_to(job) or "")
+            names.add(self._plane.goes_back_to(job) or "")
         if isinstance(call.body, JobMove):
             names.add(call.body.entitlement)
         if "entitlement" in call.path:

@@ -10,19 +10,18 @@ from control_plane.api.authority import AuthorityView
 from control_plane.api.duplicates import Duplicates
 from control_plane.api.machines import Token
 from control_plane.api.people import Revocation
-from control_plane.identity.people import People
+from control_plane.front_end.guard import Guard
+from control_plane.front_end.handlers import PlaneHandlers
 from control_plane.identity.registrar import Registrar
-from control_plane.roles import ControlPlane
 from wire.peers import principal
 from wire.server import Call
 
 
-class IdentityHandlers:
+class IdentityHandlers(PlaneHandlers):
     """A handler for each row about the identity of hosts and tasks."""
 
-    def __init__(self, registrar: Registrar, people: People, control_plane: ControlPlane) -> None:
-        self._registrar, self._people, self._control_plane = registrar, people, control_plane
-        self._rotation, self._duplicates = registrar.rotation, registrar.duplicates
+    _registrar: Registrar
+    _guard: Guard
 
     async def get_authority(self, _: Call) -> Authority:
         """Return the authority's certificate, which is no secret."""
@@ -30,11 +29,11 @@ class IdentityHandlers:
 
     async def get_roots(self, _: Call) -> AuthorityView:
         """Return the roots, and how many hosts trust each."""
-        return await self._rotation.view()
+        return await self._registrar.rotation.view()
 
     async def step_roots(self, call: Call) -> AuthorityView:
         """Take a step of a rotation."""
-        return await self._rotation.take(call.body.step, force=call.body.force)
+        return await self._registrar.rotation.take(call.body.step, force=call.body.force)
 
     async def create_token(self, call: Call) -> Token:
         """Make a join token."""
@@ -50,26 +49,28 @@ class IdentityHandlers:
 
     async def certify_task(self, call: Call) -> TaskCertificate:
         """Return the next certificate of a task that is assigned to the calling host."""
-        tasks = self._control_plane.task_service
+        tasks = self._plane.task_service
         subject = tasks.identity_for(principal(call.peer), call.path["task"])
         return self._registrar.certify_task(subject, call.body.csr_pem)
 
     async def revoke_machine_identity(self, call: Call) -> Revocation:
         """Revoke a host's certificates, and close the connections that were made with them."""
-        machine = self._control_plane.inventory.get(call.path["machine"]).record.machine
-        revocation = await self._people.revoke_identity("host", machine, principal(call.peer))
-        await self._control_plane.disconnect(machine)
+        machine = self._plane.inventory.get(call.path["machine"]).record.machine
+        revocation = await self._guard.people.revoke_identity("host", machine, principal(call.peer))
+        await self._plane.disconnect(machine)
         return revocation
 
     async def show_presence(self, call: Call) -> PresenceAnswer:
         """Return whether another host has the identity of the calling one."""
-        return await self._duplicates.check(principal(call.peer), call.body, call.peer.address)
+        return await self._registrar.duplicates.check(
+            principal(call.peer), call.body, call.peer.address
+        )
 
     async def list_duplicates(self, _: Call) -> Duplicates:
         """Return the clones that were found."""
-        return self._duplicates.all()
+        return self._registrar.duplicates.all()
 
     async def forget_duplicate(self, call: Call) -> Ack:
         """Check a machine's hosts again."""
-        await self._duplicates.forget(call.path["machine"])
+        await self._registrar.duplicates.forget(call.path["machine"])
         return Ack(detail="they are checked again")

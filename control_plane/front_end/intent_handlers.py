@@ -5,68 +5,67 @@ from __future__ import annotations
 from control_plane.api.intent_changes import IntentChange, JobIntents
 from control_plane.api.jobs import JobBriefs, JobStatus
 from control_plane.api.operations import JobMove
+from control_plane.front_end.handlers import PlaneHandlers
 from control_plane.front_end.recorder import caller_of
-from control_plane.roles import ControlPlane
 from wire.server import Call
 
 
-class IntentHandlers:
+class IntentHandlers(PlaneHandlers):
     """A handler for each row of `api.intent_routes`; the caller is the writer of what it sends."""
-
-    def __init__(self, control_plane: ControlPlane) -> None:
-        self._intents, self._jobs = control_plane.intents, control_plane
 
     async def pause_job(self, call: Call) -> JobStatus:
         """Hold back an update."""
-        return await self._jobs.pause_job(call.path["job"], paused=True)
+        job, expect = call.path["job"], call.whole("expect")
+        return await self._plane.pause_job(job, paused=True, expect=expect)
 
     async def resume_job(self, call: Call) -> JobStatus:
         """Continue an update."""
-        return await self._jobs.pause_job(call.path["job"], paused=False)
+        job, expect = call.path["job"], call.whole("expect")
+        return await self._plane.pause_job(job, paused=False, expect=expect)
 
     async def restart_job(self, call: Call) -> JobStatus:
         """Start every task again."""
-        return await self._jobs.restart_job(call.path["job"], caller_of(call.peer))
+        return await self._plane.restart_job(call.path["job"], caller_of(call.peer))
 
     async def rollback_job(self, call: Call) -> JobStatus:
         """Go back a version."""
-        return await self._jobs.rollback_job(call.path["job"], caller_of(call.peer))
+        return await self._plane.rollback_job(call.path["job"], caller_of(call.peer))
 
     async def move_job(self, call: Call) -> JobStatus:
         """Move a job to another entitlement."""
         change: JobMove = call.body
         writer = caller_of(call.peer)
-        return await self._jobs.move_job(call.path["job"], change.entitlement, writer)
+        return await self._plane.move_job(call.path["job"], change.entitlement, writer)
 
     async def list_job_briefs(self, _: Call) -> JobBriefs:
         """List the jobs in brief."""
-        return await self._intents.briefs()
+        return await self._plane.intents.briefs()
 
     async def get_intents(self, call: Call) -> JobIntents:
         """Show the intents of each writer."""
-        return await self._intents.show(call.path["job"])
+        return await self._plane.intents.show(call.path["job"])
 
     async def put_push(self, call: Call) -> JobIntents:
         """Push to a part of the tasks."""
-        return await self._intents.push(call.path["job"], call.body, caller_of(call.peer))
+        return await self._plane.intents.push(call.path["job"], call.body, caller_of(call.peer))
 
     async def put_size(self, call: Call) -> JobIntents:
         """Set the number of tasks."""
         writer = caller_of(call.peer)
-        return await self._intents.size(call.path["job"], call.body, writer, call.also)
+        return await self._plane.intents.size(call.path["job"], call.body, writer, call.also)
 
     async def put_canary(self, call: Call) -> JobIntents:
         """Run a variant on some tasks."""
-        return await self._intents.canary(call.path["job"], call.body, caller_of(call.peer))
+        return await self._plane.intents.canary(call.path["job"], call.body, caller_of(call.peer))
 
     async def put_hold(self, call: Call) -> JobIntents:
         """Hold back changes for a while."""
-        return await self._intents.hold(call.path["job"], call.body, caller_of(call.peer))
+        return await self._plane.intents.hold(call.path["job"], call.body, caller_of(call.peer))
 
     async def put_infrastructure(self, call: Call) -> JobIntents:
         """Set the runtime that operators roll out."""
         writer = caller_of(call.peer)
-        return await self._intents.infrastructure(call.path["job"], call.body, writer)
+        return await self._plane.intents.infrastructure(call.path["job"], call.body, writer)
 
     async def withdraw_intent(self, call: Call) -> JobIntents:
         """End a canary or a hold."""
@@ -76,4 +75,4 @@ class IntentHandlers:
             take_over=call.flag("take_over"),
         )
         name, dimension = call.path["job"], call.path["dimension"]
-        return await self._intents.withdraw(name, dimension, change, caller_of(call.peer))
+        return await self._plane.intents.withdraw(name, dimension, change, caller_of(call.peer))

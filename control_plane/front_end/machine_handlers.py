@@ -15,7 +15,8 @@ from control_plane.api.inventory import (
     Records,
 )
 from control_plane.api.machines import MachineRecord, Machines, MachineView, RegionMap
-from control_plane.broker.service import MAX_PAGE, MachineQuery, MachineService
+from control_plane.broker.service import MAX_PAGE, MachineQuery
+from control_plane.front_end.handlers import PlaneHandlers
 from wire.errors import InvalidInput, TooLarge
 from wire.routes import invalid
 from wire.server import Call
@@ -27,30 +28,28 @@ MAX_INVENTORY_BYTES = 512 << 20
 FORMATS = ("csv", "json")
 
 
-class MachineHandlers:
+class MachineHandlers(PlaneHandlers):
     """A handler for each row of `api.machine_routes`."""
-
-    def __init__(self, service: MachineService) -> None:
-        """Take the service that the handlers call."""
-        self._inventory = service
 
     async def list_machines(self, call: Call) -> Machines:
         """List machines."""
         query = call.query
         wanted = MachineQuery(_scope(call), query.get("search", ""), query.get("sort", "name"))
-        return await self._inventory.page(wanted, query.get("after", ""), call.limit(MAX_PAGE))
+        return await self._plane.inventory.page(
+            wanted, query.get("after", ""), call.limit(MAX_PAGE)
+        )
 
     async def map_region(self, call: Call) -> RegionMap:
         """Count the machines by place and by one fact."""
-        return await self._inventory.region_map(call.query.get("by", "state"))
+        return await self._plane.inventory.region_map(call.query.get("by", "state"))
 
     async def get_machine(self, call: Call) -> MachineView:
         """Show a machine."""
-        return self._inventory.get(call.path["machine"])
+        return self._plane.inventory.get(call.path["machine"])
 
     async def remove_machine(self, call: Call) -> Ack:
         """Remove a machine."""
-        await self._inventory.remove(call.path["machine"])
+        await self._plane.inventory.remove(call.path["machine"])
         return Ack()
 
     async def import_machines(self, call: Call) -> ImportResult:
@@ -64,33 +63,33 @@ class MachineHandlers:
             data += chunk
             if len(data) > MAX_INVENTORY_BYTES:
                 raise TooLarge(f"the list is over {MAX_INVENTORY_BYTES} bytes")
-        return await self._inventory.import_inventory(
+        return await self._plane.inventory.import_inventory(
             bytes(data), format_, simulated=call.flag("simulated"), dry_run=call.flag("dry_run")
         )
 
     async def drain_machines(self, call: Call) -> Records:
         """Announce that machines will be unavailable."""
-        return await self._inventory.drain(call.body)
+        return await self._plane.inventory.drain(call.body)
 
     async def undrain_machines(self, call: Call) -> Records:
         """End planned unavailability of machines."""
-        return await self._inventory.undrain(call.body)
+        return await self._plane.inventory.undrain(call.body)
 
     async def label_machines(self, call: Call) -> Records:
         """Set and remove labels."""
-        return await self._inventory.label(call.body)
+        return await self._plane.inventory.label(call.body)
 
     async def lend_machine(self, call: Call) -> MachineRecord:
         """Lend a machine."""
-        return await self._inventory.lend(call.body)
+        return await self._plane.inventory.lend(call.body)
 
     async def revoke_machines(self, call: Call) -> Records:
         """Revoke loans."""
-        return await self._inventory.revoke(call.body)
+        return await self._plane.inventory.revoke(call.body)
 
     async def list_brokers(self, _: Call) -> BrokerViews:
         """List the brokers."""
-        return self._inventory.brokers()
+        return self._plane.inventory.brokers()
 
     async def broker_machines(self, call: Call) -> BrokerMachines:
         """Show a broker's machines, or their changes."""
@@ -98,9 +97,14 @@ class MachineHandlers:
         after = call.whole("after")
         if after is None:
             name_after = call.query.get("name_after", "")
-            return await self._inventory.broker_page(datacenter, name_after, limit)
-        wait_s = min(call.number("wait_s", 0.0) or 0.0, MAX_WAIT_S)
-        return await self._inventory.broker_changes(datacenter, after, limit, wait_s)
+            return await self._plane.inventory.broker_page(datacenter, name_after, limit)
+        wait_s = waiting_time(call)
+        return await self._plane.inventory.broker_changes(datacenter, after, limit, wait_s)
+
+
+def waiting_time(call: Call) -> float:
+    """Return how many seconds a caller waits for news."""
+    return min(call.number("wait_s", 0.0) or 0.0, MAX_WAIT_S)
 
 
 def _scope(call: Call) -> MachineScope:

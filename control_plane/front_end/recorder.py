@@ -6,9 +6,9 @@ example the environment of a task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -35,12 +35,8 @@ _RECORDED = (
 """Fields of a request that the audit log contains; none of them may hold a secret."""
 
 
-class Revisions(Protocol):
-    """The part of the control plane that the recorder uses."""
-
-    def revision_of(self, kind: str, name: str) -> int | None:
-        """Return the revision of a stored record; None if that kind has none."""
-        ...
+RevisionOf = Callable[[str, str], int | None]
+"""Returns the revision of a stored record, by kind and name; None if that kind has none."""
 
 
 class Recorder:
@@ -49,14 +45,14 @@ class Recorder:
     def __init__(
         self,
         trail: Trail,
-        revisions: Revisions,
+        revision_of: RevisionOf,
         routes: Sequence[Route],
         is_here: Callable[[Call], bool] = lambda _: True,
     ) -> None:
         """`is_here` returns whether this process makes the change, not the process of a shard."""
         self._is_here = is_here
         self._trail = trail
-        self._revisions = revisions
+        self._revision_of = revision_of
         self._routes = {(r.method, r.path): r for r in routes}
         self._begun: set[str] = set()
         """Ids of requests that have an entry, which also records their refusal."""
@@ -68,24 +64,15 @@ class Recorder:
             detail = f"task {call.path.get('index', '')}: {call.query.get('command', '')}"
             entry = replace(entry, detail=detail)
         kind, _, name = entry.object.partition("/")
-        before = self._revisions.revision_of(kind, name)
+        before = self._revision_of(kind, name)
         self._begun.add(call.request_id)
         if call.peer.role == "anyone":
             return await self._for_anyone(replace(entry, before=before), call, handler)
         if call.route.name in _AT_ONCE and self._is_here(call):
             return await self._at_once(replace(entry, before=before), call, handler)
         entry = await self._trail.begin(replace(entry, before=before))
-        try:
-            result = await handler(call)
-        except TwineError as e:
-            outcome = Outcome.REFUSED if isinstance(e, Forbidden) else Outcome.FAILED
-            await self._trail.end(replace(entry, outcome=outcome, reason=str(e)))
-            raise
-        except Exception:
-            failed = replace(entry, outcome=Outcome.FAILED, reason="a bug; the log has more")
-            await self._trail.end(failed)
-            raise
-        after = self._revisions.revision_of(kind, name)
+        result = await _made(handler(call), entry, self._trail.end)
+        after = self._revision_of(kind, name)
         done = replace(entry, outcome=Outcome.DONE, after=after, also=_changed(result))
         await self._trail.end(done)
         return result
@@ -94,16 +81,7 @@ class Recorder:
         """Make a change with its entry in one transaction; after a failure write only the entry."""
         done = replace(entry, outcome=Outcome.DONE)
         entry, operations = self._trail.prepared(done)
-        try:
-            return await handler(call.storing(operations))
-        except TwineError as e:
-            outcome = Outcome.REFUSED if isinstance(e, Forbidden) else Outcome.FAILED
-            await self._trail.failed(replace(entry, outcome=outcome, reason=str(e)))
-            raise
-        except Exception:
-            reason = "a bug; the log has more"
-            await self._trail.failed(replace(entry, outcome=Outcome.FAILED, reason=reason))
-            raise
+        return await _made(handler(call.storing(operations)), entry, self._trail.failed)
 
     async def _for_anyone(self, entry: AuditEntry, call: Call, handler: Handler) -> Any:
         """Make the change of an unknown caller: a host that joins.
@@ -114,8 +92,7 @@ class Recorder:
         try:
             result = await handler(call)
         except TwineError as e:
-            outcome = Outcome.REFUSED if isinstance(e, Forbidden) else Outcome.FAILED
-            await self._trail.refused(replace(entry, outcome=outcome, reason=str(e)))
+            await self._trail.refused(_failed(entry, e))
             raise
         await self._trail.begin(replace(entry, outcome=Outcome.DONE))
         return result
@@ -155,6 +132,26 @@ class Recorder:
             peer = Peer(name="anyone", role="anyone", address=request.remote or "")
         entry = _entry(peer, route, request_id(), path)
         await self._trail.refused(replace(entry, outcome=Outcome.REFUSED, reason=str(error)))
+
+
+async def _made(
+    change: Awaitable[Any], entry: AuditEntry, write: Callable[[AuditEntry], Awaitable[None]]
+) -> Any:
+    """Return the result of a change; if it fails, write its entry with the reason."""
+    try:
+        return await change
+    except TwineError as e:
+        await write(_failed(entry, e))
+        raise
+    except Exception:
+        reason = "a bug; the log has more"
+        await write(replace(entry, outcome=Outcome.FAILED, reason=reason))
+        raise
+
+
+def _failed(entry: AuditEntry, error: TwineError) -> AuditEntry:
+    outcome = Outcome.REFUSED if isinstance(error, Forbidden) else Outcome.FAILED
+    return replace(entry, outcome=outcome, reason=str(error))
 
 
 def caller_of(peer: Peer) -> str:

@@ -25,10 +25,10 @@ from agent.api import Liveness
 from control_plane.api.routes import ROUTES
 from control_plane.api.shard_routes import CALLER_HEADER
 from control_plane.front_end.access import ANYONE, Access, caller_header
+from control_plane.front_end.conversations import passed_on
 from control_plane.runtime.runtime import Runtime
 from wire.client import Lane, WireClient
 from wire.connection import HttpConnection
-from wire.duplex import Duplex, Talk, join
 from wire.errors import Busy, Forbidden, TwineError, Unreachable
 from wire.fairness import Peer
 from wire.process_metrics import of_process
@@ -162,31 +162,14 @@ class FrontEndRelay:
         core, parameters = self._core, {**call.path, **call.query}
         if route.stream_out:
             return core.stream(route, **parameters)
-        if route.duplex:
-            return await self._conversation(core, route, parameters)
         timeout_s = _PUSH_S if route.stream_in else _WAIT_S if route.is_waiting else _CALL_S
         sent: dict[str, Any] = {"stream": call.stream, "timeout_s": timeout_s, **parameters}
         try:
+            if route.duplex:
+                return await passed_on(core.converse(route, **parameters))
             return await core.call(route, call.body, **sent)
         except Unreachable as e:
             raise _core_away(e) from e
-
-    async def _conversation(
-        self, core: CoreClient, route: Route, parameters: Mapping[str, str]
-    ) -> Talk:
-        opened = core.converse(route, **parameters)
-        try:
-            far = await opened.__aenter__()
-        except Unreachable as e:
-            raise _core_away(e) from e
-
-        async def talk(near: Duplex) -> None:
-            try:
-                await join(near, far)
-            finally:
-                await opened.__aexit__(None, None, None)
-
-        return talk
 
 
 def _accepted_at(request: web.Request) -> float:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
 
 from agent.api import Ack
 from control_plane.api.health import ConfirmedDown, HeldBackMachines
 from control_plane.api.limits import LimitName, LimitView, LimitViews
 from control_plane.api.restored import Restored, RestoredView
+from control_plane.front_end.handlers import PlaneHandlers
 from control_plane.front_end.recorder import caller_of
-from control_plane.health.service import HealthService
-from control_plane.runtime.limits import FrontEndLimits, TokenBucket
-from control_plane.scheduler.restored import RestoredStore
+from control_plane.roles import ControlPlane
+from control_plane.runtime.limits import TokenBucket
 from wire.errors import Busy
 from wire.peers import principal
 from wire.server import Call
@@ -28,38 +27,31 @@ user can notice (AV5); manual deletions are far below them."""
 _PEOPLE_MAX = 1000
 
 
-class SafetyHandlers:
+class SafetyHandlers(PlaneHandlers):
     """A handler for each row of `api.health_routes`."""
 
-    def __init__(
-        self,
-        health: HealthService,
-        limits: FrontEndLimits,
-        restored: RestoredStore,
-        now: Callable[[], float],
-    ) -> None:
-        """`now` is a monotonic clock."""
-        self._health, self._limits, self._restored, self._now = health, limits, restored, now
-        self._deletes = limits.of(LimitName.DELETES, DELETES_PER_S, DELETES_BURST)
+    def __init__(self, plane: ControlPlane) -> None:
+        super().__init__(plane)
+        self._deletes = plane.limits.of(LimitName.DELETES, DELETES_PER_S, DELETES_BURST)
         self._of: OrderedDict[str, TokenBucket] = OrderedDict()
 
     async def held_back_machines(self, _: Call) -> HeldBackMachines:
         """Return the silent machines without a verdict."""
-        return HeldBackMachines(machines=self._health.held_back())
+        return HeldBackMachines(machines=self._plane.health.held_back())
 
     async def confirm_down(self, call: Call) -> ConfirmedDown:
         """Mark machines as down that an operator confirms."""
         request, by = call.body, principal(call.peer)
-        return await self._health.confirm(request.machines, request.scope, request.reason, by)
+        return await self._plane.health.confirm(request.machines, request.scope, request.reason, by)
 
     async def list_limits(self, _: Call) -> LimitViews:
         """Return all limits."""
-        return self._limits.views(self._now())
+        return self._plane.limits.views(self._plane.clock())
 
     async def lift_limit(self, call: Call) -> LimitView:
         """Lift a limit for a while."""
-        limit, now = self._limits.find(call.path["limit"]), self._now()
-        by = principal(call.peer) if call.peer.role == "user" else call.peer.name
+        limit, now = self._plane.limits.find(call.path["limit"]), self._plane.clock()
+        by = principal(call.peer)
         limit.lift(now, call.body.for_s, by, call.body.reason)
         log.warning("limit lifted", extra={"limit": limit.name.value, "by": by})
         return limit.view(now)
@@ -68,7 +60,7 @@ class SafetyHandlers:
         """Raise `Busy` if a user deletes too much at once."""
         if call.route.method != "DELETE":
             return
-        now, who = self._now(), caller_of(call.peer)
+        now, who = self._plane.clock(), caller_of(call.peer)
         if self._deletes.is_lifted(now):
             self._deletes.passed += 1
             return
@@ -88,13 +80,13 @@ class SafetyHandlers:
 
     async def show_restored(self, _: Call) -> RestoredView:
         """Return how the tasks on machines differ from the copy of the store."""
-        return await self._restored.view()
+        return await self._plane.restored.view()
 
     async def release_restored(self, call: Call) -> Restored:
         """Let the control plane send commands from now on."""
-        return await self._restored.release(principal(call.peer))
+        return await self._plane.restored.release(principal(call.peer))
 
     async def let_task_go(self, call: Call) -> Ack:
         """Permit the stop of a task that the restored store does not know."""
-        self._restored.let_go(call.path["machine"], call.path["unknown"])
+        self._plane.restored.let_go(call.path["machine"], call.path["unknown"])
         return Ack(detail="it is stopped once the limit on stops permits it")

@@ -47,24 +47,12 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
 
     def __init__(self, control_plane: ControlPlane, store: Store, domain: str) -> None:
         """`domain` is the trust domain of the core."""
-        JobHandlers.__init__(self, control_plane)
-        IntentHandlers.__init__(self, control_plane)
-        TaskHandlers.__init__(self, control_plane.task_service)
-        MachineHandlers.__init__(self, control_plane.inventory)
+        super().__init__(control_plane)
         self._store, self._domain = store, domain
 
     def app(self, version: str) -> web.Application:
         """Return the application."""
-        plane = self._control_plane
-        self._metrics = Metrics(
-            SHARD_ROUTES,
-            plane.allocations,
-            plane.counters,
-            plane.health,
-            lambda: plane.limits.views(plane.clock()),
-            plane.quarantined,
-            process=plane.process_counts,
-        )
+        self._metrics = Metrics(SHARD_ROUTES, self._plane)
         handlers = {r.name: self.handler(r) for r in SHARD_ROUTES}
         app = make_app("Twine shard", SHARD_ROUTES, handlers, self.authorize, version=version)
         app.middlewares.insert(0, self._metrics.count)
@@ -73,13 +61,13 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
 
     async def map_region(self, call: Call) -> RegionMap:
         """Count the machines that this process follows, and no others."""
-        plane = self._control_plane
+        plane = self._plane
 
         def is_own(record: MachineRecord) -> bool:
             pool = record.entitlement
             return bool(pool) and plane.role.runs(plane.ownership.shard_of(pool))
 
-        return await self._inventory.region_map(call.query.get("by", "state"), is_own)
+        return await self._plane.inventory.region_map(call.query.get("by", "state"), is_own)
 
     def authorize(self, request: web.Request, _: Route) -> Peer:
         """Return the user whose request the core forwards; raise for any other component."""
@@ -121,7 +109,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
 
         A core that was paused may forward a request that its client has sent again meanwhile.
         """
-        life, processes = _CORE.get(), self._control_plane.processes
+        life, processes = _CORE.get(), self._plane.processes
         if life and processes is not None and life != processes.core_life():
             raise Busy("this core no longer leads: another one was elected", hint="try again")
 
@@ -131,7 +119,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
 
     def _check_owner(self, route: Route, call: Call) -> None:
         """Raise if a request belongs to another shard."""
-        shards, job = self._control_plane.shards, call.path.get("job", "")
+        shards, job = self._plane.shards, call.path.get("job", "")
         if job and shards.number_of_job(job) is not None:
             shards.of_job(job)
         elif route.name in ("apply_job", "plan_job"):
@@ -154,12 +142,12 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         Then it knows the election of that core, so another one that leads is a later one.
         """
         _CORE.set(core)
-        if not await self._control_plane.followed(revision, BEHIND_S):
+        if not await self._plane.followed(revision, BEHIND_S):
             raise Busy("this shard is behind the store", hint="try again")
 
     async def release_idle(self, call: Call) -> Ack:
         """Give back idle machines."""
-        await self._control_plane.release_idle(call.path["entitlement"])
+        await self._plane.release_idle(call.path["entitlement"])
         return Ack()
 
     async def shard_metrics(self, _: Call) -> AsyncIterator[bytes]:
@@ -168,19 +156,15 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
 
     async def process_status(self, _: Call) -> ProcessStatus:
         """Report the state of this process."""
-        return self._control_plane.process_counts(self._control_plane.shards.loads())
+        return self._plane.process_counts(self._plane.shards.loads())
 
     async def find_places(self, call: Call) -> PlacesFound:
         """Find places for tasks of this shard's jobs."""
-        return await self._control_plane.maintenance.find_places(call.body)
-
-    async def healthz(self, _: Call) -> Liveness:
-        """Answer that this process is alive."""
-        return Liveness(ok=True)
+        return await self._plane.maintenance.find_places(call.body)
 
     async def readyz(self, _: Call) -> Liveness:
         """Answer whether everything is loaded and runs."""
-        state = await self._control_plane.ready()
+        state = await self._plane.ready()
         if not state.ok:
             raise Busy(f"the shard is not ready: {state.detail}")
         return state

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from control_plane.api.tasks import HostDescription, TaskDescription
-from control_plane.scheduler.task_service import TaskService
+from control_plane.front_end.handlers import PlaneHandlers
 from wire.duplex import Talk
 from wire.errors import InvalidInput
 from wire.server import Call
 
 
-class TaskHandlers:
+class TaskHandlers(PlaneHandlers):
     """A handler for each row of `api.task_routes`."""
-
-    def __init__(self, service: TaskService) -> None:
-        """Take the service that the handlers call."""
-        self._tasks = service
 
     async def describe_task(self, call: Call) -> TaskDescription:
         """Show a task."""
-        return await self._tasks.describe(call.path["job"], index_of(call))
+        return await self._plane.task_service.describe(call.path["job"], index_of(call))
 
     async def describe_host(self, call: Call) -> HostDescription:
         """Show an agent's report of its host."""
-        return await self._tasks.describe_host(call.path["machine"])
+        return await self._plane.task_service.describe_host(call.path["machine"])
 
     async def exec_task(self, call: Call) -> Talk:
         """Run a command inside a task."""
-        return await self._tasks.inside(call.path["job"], index_of(call), call.query)
+        return await self._plane.task_service.inside(call.path["job"], index_of(call), call.query)
 
 
 def index_of(call: Call) -> int:

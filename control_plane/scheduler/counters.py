@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from control_plane.api.jobs import JobRecord, TaskPhase, is_untouched, task_changes
+from control_plane.api.job_changes import is_untouched, task_changes
+from control_plane.api.jobs import JobRecord, TaskPhase
 from control_plane.api.machines import MachineRecord, MachineState
 
 

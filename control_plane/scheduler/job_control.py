@@ -214,9 +214,14 @@ class JobControl:
         log.info("job stopping", extra={"job": name})
         return record
 
-    async def pause(self, name: str, *, held_back: bool) -> JobRecord:
-        """Pause operations that stop tasks for a newer version, or resume them."""
-        record = await self._jobs.update(name, lambda r: paused(r, held_back=held_back))
+    async def pause(self, name: str, *, held_back: bool, expect: int | None = None) -> JobRecord:
+        """Pause operations that stop tasks for a newer version, or resume them.
+
+        `expect`: only if the job is at this version.
+        """
+        record = await self._jobs.update(
+            name, lambda r: paused(r, held_back=held_back, expect=expect)
+        )
         log.info("job paused" if held_back else "job resumed", extra={"job": name})
         return record
 

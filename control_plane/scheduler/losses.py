@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from control_plane.agents.region import Region
-from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, task_changes
+from control_plane.api.job_changes import task_changes
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.api.operations import OperationKind

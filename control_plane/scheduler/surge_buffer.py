@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.jobs import JobRecord, is_untouched
+from control_plane.api.job_changes import is_untouched
+from control_plane.api.jobs import JobRecord
 from control_plane.runtime.job_table import JobTable
 from control_plane.scheduler.core.decision import Decision
 from wire.errors import Conflict

@@ -3,55 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
+from control_plane.web.calls import RouteCalls, SharedAnswers
 from control_plane.web.core.usage import UsageHistory
 from control_plane.web.services import ServiceReader
 from wire.errors import InvalidInput
-
-
-class Api(Protocol):
-    """The routes of the front end, called with the rights of the page's viewer."""
-
-    async def get(self, route: str, path: Mapping[str, str] = {}, /, **query: str) -> Any:
-        """Return the answer of a route; raises what the route raises."""
-        ...
-
-    def prepared(
-        self, route: str, path: Mapping[str, str] = {}, /, **query: str
-    ) -> Callable[[], Awaitable[Any]]:
-        """Return a call that gets the answer, also after the request; raises if refused."""
-        ...
-
-    async def read(self, route: str, path: Mapping[str, str], most: int, /, **query: str) -> bytes:
-        """Return the last `most` bytes of a route that streams; raises what the route raises."""
-        ...
-
-
-class Shared(Protocol):
-    """Answers by their key that viewers share, computed by the function if needed."""
-
-    async def get(self, key: str, load: Callable[[], Awaitable[Any]]) -> Any:
-        """Return an answer that is not stale; raises what `load` raises."""
-        ...
-
-    async def soon(
-        self, key: str, load: Callable[[], Awaitable[Any]], *, is_long: bool = False
-    ) -> Any:
-        """Return an answer like `get`; None where it takes long."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
     """The path, parameters and services of one request for a page."""
 
-    api: Api
+    api: RouteCalls
     path: Mapping[str, str]
     query: Mapping[str, str]
     now: float
-    shared: Shared
+    shared: SharedAnswers
     history: UsageHistory
     services: ServiceReader
     as_data: bool = False
@@ -86,5 +55,5 @@ class Page:
     path: str
     template: str
     load: Load
-    parameters: tuple[str, ...] = field(default=())
+    parameters: tuple[str, ...] = ()
     is_shared: bool = False

@@ -14,13 +14,14 @@ from control_plane.api.people import Needs, Role
 from control_plane.api.routes import ROUTES
 from control_plane.api.tasks import HostDescription
 from control_plane.broker.core.region_map import CELLS_MAX, MAP_FACTS, open_events, state_of
+from control_plane.web.calls import RouteCalls
 from control_plane.web.core.gantt import chart, packed
 from control_plane.web.core.region import grid, power_bars, split_bar
 from control_plane.web.core.spans import setting_chart, wave_chart
 from control_plane.web.core.usage import about_size_of, usage_charts
 from control_plane.web.core.versions import changes, compared, versions_of
 from control_plane.web.forms import ACTIONS
-from control_plane.web.page_request import Api, Page, PageRequest
+from control_plane.web.page_request import Page, PageRequest
 from control_plane.web.service_pages import SERVICE_PAGES
 from wire.errors import InvalidInput, TwineError
 from wire.openapi import QUERY_MAX
@@ -180,7 +181,7 @@ async def _gantt(request: PageRequest) -> dict[str, Any]:
     return found | {"name": status.record.name}
 
 
-async def _latest_events(api: Api, path: Mapping[str, str]) -> list[Any]:
+async def _latest_events(api: RouteCalls, path: Mapping[str, str]) -> list[Any]:
     """Return the kept events of a job, oldest first; the log itself is bounded."""
     found: list[Any] = []
     while True:

@@ -13,7 +13,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,13 +135,7 @@ class Console:
         return await self._page(page.template, request, peer, values)
 
     async def _values(self, page: Page, request: web.Request) -> dict[str, Any]:
-        allowed = {"format", *page.parameters}
-        if unknown := set(request.query) - allowed:
-            raise InvalidInput(
-                f"this page has no parameter {', '.join(sorted(unknown))}",
-                hint=f"its parameters: {', '.join(sorted(allowed))}",
-            )
-        refuse_repeated(request.query)
+        _check_query(request, {"format", *page.parameters})
         if (shape := request.query.get("format", "json")) != "json":
             raise InvalidInput(f"parameter format is json, not {shape!r}")
         api = RouteCalls(self._front_end, self._routes, request)
@@ -269,6 +263,7 @@ class Console:
     async def _changes(self, request: web.Request) -> web.StreamResponse:
         try:
             peer = self._peer(request, "/ui/changes")
+            _check_query(request)
         except TwineError as e:
             return await self._failed(request, e)
         check = partial(self._front_end.sessions.check, request[_SESSION], principal(peer))
@@ -279,6 +274,7 @@ class Console:
         path = dict(request.match_info)
         try:
             peer = self._peer(request, "/ui/log-stream")
+            _check_query(request)
             await api.get("task_story", path)  # the log itself fails only when it is read
             chunks = await api.get("job_logs", path, follow="true", tail="0")
         except TwineError as e:
@@ -303,6 +299,7 @@ class Console:
         """Carry out a form: the same route, with the same rights, as twinectl calls."""
         route, path = self._routes[action.route], dict[str, str]()
         try:
+            _check_query(request)
             form = await fields_of(request)
             path = {name: form.pop(name, "") for name in route.parameters}
             peer = self._front_end.authorize(request, route)
@@ -322,6 +319,16 @@ class Console:
         if not (back.startswith("/ui/") and back.isascii() and back.isprintable()):
             back = "/ui/"
         return _redirect(back, 303)
+
+
+def _check_query(request: web.Request, allowed: Collection[str] = ()) -> None:
+    """Raise `InvalidInput` for a parameter that is unknown or given twice."""
+    if unknown := set(request.query) - {*allowed}:
+        raise InvalidInput(
+            f"this page has no parameter {', '.join(sorted(unknown))}",
+            hint=f"its parameters: {', '.join(sorted(allowed)) or 'none'}",
+        )
+    refuse_repeated(request.query)
 
 
 async def _file(name: str, kind: str, _: web.Request) -> web.Response:

@@ -38,12 +38,6 @@ _WAY_S = (0.0003, 0.002)
 class CoreHandlers(JobHandlers, IntentHandlers, MachineHandlers):
     """The handlers of the front end that a simulated region uses."""
 
-    def __init__(self, plane: ControlPlane) -> None:
-        """Answer from a core."""
-        JobHandlers.__init__(self, plane)
-        IntentHandlers.__init__(self, plane)
-        MachineHandlers.__init__(self, plane.inventory)
-
 
 class CoreFrontEnd:
     """Stands for a `ControlPlane`: forwards requests to shards, and passes the rest to the core."""

@@ -23,7 +23,8 @@ from control_plane.api.intents import (
     SizeIntent,
     StoredIntent,
 )
-from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, is_untouched
+from control_plane.api.job_changes import is_untouched
+from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import OperationKind, OperationState
 from control_plane.job_control.core.compose import (
     JobWants,

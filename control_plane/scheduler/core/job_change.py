@@ -322,9 +322,19 @@ def again(record: JobRecord, writer: str, now: float) -> JobRecord:
     return pushed(after, writer, now, reason="restart")
 
 
-def paused(record: JobRecord, *, held_back: bool) -> JobRecord:
-    """Return the record paused, or resumed: then failures that halted it are forgiven, too."""
+def paused(record: JobRecord, *, held_back: bool, expect: int | None = None) -> JobRecord:
+    """Return the record paused, or resumed: then failures that halted it are forgiven, too.
+
+    Raises `Conflict` if the job is not at version `expect`; None: at any version.
+    """
     record = not_stopping(record)
+    if expect not in (None, record.version):
+        verb = "pause" if held_back else "resume"
+        raise Conflict(
+            f"cannot {verb} job {record.name!r}: it is at version {record.version}, and the"
+            f" request is for version {expect}",
+            hint=f"twinectl job status {record.name}, and send the request for that version",
+        )
     return replace(record if held_back else resumed(record), paused=held_back)
 
 

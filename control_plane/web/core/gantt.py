@@ -72,9 +72,10 @@ def chart(
     shown = order[first : first + ROWS_MAX]
     rows = []
     for task in shown:
-        bars = [_ended(event, event.start or event.end, window) for event in ended[task]]
+        bars = [_bar(e, e.outcome, e.start or e.end, e.end, window) for e in ended[task]]
         if task in current:
-            bars.append(_current(current[task], window))
+            now = current[task]
+            bars.append(_bar(now, now.state, now.began, None, window))
         rows.append(Row(task, sorted(bars, key=lambda bar: bar.start)))
     return Chart(begin, end, rows, ticks_of(begin, end), len(order) - first - len(shown))
 
@@ -160,22 +161,20 @@ class _Packer:
         return at, length, number, source, words.setdefault(one.to_machine, len(words))
 
 
-def _ended(event: JobEvent, started: float, window: tuple[float, float]) -> Bar:
-    where = _where(event.from_machine, event.to_machine)
-    title = _sentence(event.kind, event.cause, event.outcome, where, event.reason, event.approved)
-    left, width = _place(started, event.end, window)
-    return Bar(left, width, event.kind, event.cause, event.outcome, started, event.end, title)
-
-
-def _current(operation: Operation, window: tuple[float, float]) -> Bar:
-    where = _where(operation.from_machine, operation.to_machine)
-    state = f"waits ({operation.state})" if operation.state in WAITING else operation.state
-    title = _sentence(
-        operation.kind, operation.cause, state, where, operation.reason, operation.approved
-    )
-    left, width = _place(operation.began, window[1], window)
-    kind, cause, state = operation.kind, operation.cause, operation.state
-    return Bar(left, width, kind, cause, state, operation.began, None, title)
+def _bar(
+    one: JobEvent | Operation,
+    state: OperationState,
+    start: float,
+    end: float | None,
+    window: tuple[float, float],
+) -> Bar:
+    words = f"waits ({state})" if state in WAITING else state
+    parts = [f"{one.kind} because of {one.cause}: {words}"]
+    parts += [_where(one.from_machine, one.to_machine), one.reason]
+    parts += [f"approved by {one.approved}"] if one.approved else []
+    title = ", ".join(part for part in parts if part)
+    left, width = _place(start, window[1] if end is None else end, window)
+    return Bar(left, width, one.kind, one.cause, state, start, end, title)
 
 
 def _place(start: float, end: float, window: tuple[float, float]) -> tuple[float, float]:
@@ -191,12 +190,6 @@ def _where(source: str, target: str) -> str:
     if source and target and source != target:
         return f"from {source} to {target}"
     return f"on {target or source}" if target or source else ""
-
-
-def _sentence(kind: str, cause: str, state: str, where: str, reason: str, approved: str) -> str:
-    parts = [f"{kind} because of {cause}: {state}", where, reason]
-    parts += [f"approved by {approved}"] if approved else []
-    return ", ".join(part for part in parts if part)
 
 
 _STEPS = (1, 5, 15, 60, 300, 900, 3600, 3 * 3600, 6 * 3600, 86_400, 7 * 86_400)

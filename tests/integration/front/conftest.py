@@ -365,7 +365,7 @@ class CannedControlPlane(ControlPlane):
         del self.jobs[name]
         return msgspec.structs.replace(status, phase=JobPhase.STOPPING)
 
-    async def pause_job(self, name: str, *, paused: bool) -> JobStatus:
+    async def pause_job(self, name: str, *, paused: bool, expect: int | None = None) -> JobStatus:
         await self.get_job(name)
         self.paused = self.paused | {name} if paused else self.paused - {name}
         return await self.get_job(name)

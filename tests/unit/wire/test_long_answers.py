@@ -100,3 +100,20 @@ async def test_a_parameter_that_is_given_twice_is_refused() -> None:
             assert (answer.status, problem["code"]) == (400, "invalid_input")
             assert problem["detail"] == "query parameter limit is given more than once"
     assert called == []
+
+
+@pytest.mark.behaviour("BUG-UX168")
+async def test_metrics_and_the_api_document_refuse_parameters() -> None:
+    """Regression: they ignored them, unlike all other paths."""
+
+    async def many(_: Call) -> Items:
+        return Items(items=[])
+
+    handlers: dict[str, Any] = {"many": many, "few": many}
+    peer = Peer("ann", "user")
+    app = make_app("x", ROUTES, handlers, lambda *_: peer, version="0", metrics=lambda: b"")
+    async with TestClient(TestServer(app)) as client:
+        for path in ("/metrics", "/openapi.json"):
+            assert (await client.get(path)).status == 200
+            problem = await (await client.get(f"{path}?x=1&x=2")).json()
+            assert problem["detail"] == f"GET {path} has no parameter x"

@@ -7,15 +7,8 @@ import random
 from msgspec.structs import replace
 
 from control_plane.allocator.task_directory import Entry, TaskDirectory
-from control_plane.api.jobs import (
-    JobRecord,
-    JobSpec,
-    Placement,
-    TaskPhase,
-    TaskRecord,
-    task_changes,
-    task_id,
-)
+from control_plane.api.job_changes import task_changes
+from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord, task_id
 
 PHASES = (TaskPhase.RUNNING, TaskPhase.LOST, TaskPhase.STOPPING)
 MACHINES = ("m0", "m1", "m2", "")

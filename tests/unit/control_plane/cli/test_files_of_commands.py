@@ -58,7 +58,7 @@ def test_work_is_submitted_with_the_digest_of_its_image_name(
         return made
 
     client = SimpleNamespace(call=call)
-    monkeypatch.setattr(work, "_ask", lambda _, requests: requests(client))
+    monkeypatch.setattr(work, "ask_service", lambda _, requests: requests(client))
     known = SimpleNamespace(images=[SimpleNamespace(digest=DIGEST, names=["web:v1"])])
     found = CliRunner().invoke(
         work.work_submit, [str(file)], obj=SimpleNamespace(ask=lambda _: known)

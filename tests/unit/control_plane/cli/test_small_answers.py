@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,8 @@ from control_plane.api.capacity import (
     EntitlementSpec,
     EntitlementView,
 )
+from control_plane.api.intent_changes import JobIntents, PushChange
+from control_plane.api.ownership import ShardLoad, ShardLoads
 from control_plane.api.people import AuditPage
 from control_plane.api.rebalancing import RebalanceHistory
 from control_plane.api.routes import ROUTES
@@ -125,3 +129,46 @@ def test_the_list_of_entitlements_names_few_of_many_jobs(monkeypatch: pytest.Mon
     shown = CliRunner().invoke(main, ["entitlement", "show", "front"]).stdout
     assert "200: job000, job001" in shown
     assert "job049, and 150 more\n" in shown
+
+
+@pytest.mark.behaviour("BUG-UX169")
+def test_a_region_with_all_shards_gets_no_further_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formerly `shard add` ended with a traceback."""
+    loads = ShardLoads(shards=[ShardLoad(shard=number) for number in range(64)], term=1)
+
+    class Region:
+        async def list_shards(self) -> ShardLoads:
+            return loads
+
+    monkeypatch.setattr(Target, "ask", lambda _, work: asyncio.run(work(Region())))
+    found = CliRunner().invoke(main, ["shard", "add"])
+    assert (found.exit_code, "the region has all 64" in found.output) == (5, True)
+
+
+@pytest.mark.behaviour("BUG-UX170")
+def test_a_configuration_is_sent_with_the_line_ends_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formerly `job push --config` sent Unix line ends in place of others."""
+    file = tmp_path / "app.ini"
+    file.write_bytes("name = é\r\n".encode())
+    sent: list[PushChange] = []
+
+    class Region:
+        async def put_intent(self, name: str, dimension: str, change: PushChange) -> JobIntents:
+            sent.append(change)
+            return JobIntents(job=name, intents=[], size=1, versions=[])
+
+    monkeypatch.setattr(Target, "ask", lambda _, work: asyncio.run(work(Region())))
+    found = CliRunner().invoke(main, ["job", "push", "web", "--config", f"app.ini={file}"])
+    assert found.exit_code == 0, found.output
+    assert sent[0].configuration == {"app.ini": "name = é\r\n"}
+
+
+@pytest.mark.behaviour("BUG-UX171")
+def test_a_request_to_remove_an_entitlement_has_no_other_options() -> None:
+    """Formerly `entitlement request --delete --machines 5` ignored the number."""
+    command = ["entitlement", "request", "ads", "--delete", "--reason", "r", "--machines", "5"]
+    found = CliRunner().invoke(main, ["--endpoint", "unix:/nowhere", *command])
+    message = "--delete cannot be given with --machines: it is removed"
+    assert (found.exit_code, message in found.output) == (64, True)

@@ -8,10 +8,14 @@ from world import World, a_job, a_region, scenario
 
 from agent.api import Limits
 from control_plane.api.intent_changes import HoldChange
-from control_plane.api.jobs import JobPhase, TaskRecord
+from control_plane.api.jobs import JobPhase, JobStatus, TaskRecord
 from control_plane.api.machines import EventKind
 from control_plane.api.operations import OperationKind, OperationState
+from control_plane.api.routes import ROUTES
+from control_plane.front_end.intent_handlers import IntentHandlers
 from wire.errors import Conflict, NotFound
+from wire.fairness import Peer
+from wire.server import Call
 
 OTHER = ["/bin/other"]
 
@@ -45,6 +49,31 @@ async def test_a_paused_update_takes_down_no_further_task_until_it_is_resumed(w:
     await w.cp.pause_job("web", paused=False)
     await w.stable()
     assert await versions(w) == [2] * 6
+
+
+@pytest.mark.behaviour("BUG-UX167")
+@scenario()
+async def test_a_pause_or_resume_for_another_version_than_the_present_one_is_refused(w: World):
+    """A pause that was meant for an earlier update stopped the update that a user began since."""
+    await w.deployed(a_job(6))
+    await w.cp.apply_job(a_job(6, command=OTHER))
+    handlers = IntentHandlers(w.cp)
+    routes = {route.name: route for route in ROUTES}
+
+    async def send(name: str, expect: str) -> bool:
+        call = Call(
+            routes[name], Peer("local:0", "local"), None, {"job": "web"}, {"expect": expect}
+        )
+        answer: JobStatus = await getattr(handlers, name)(call)
+        return answer.record.paused
+
+    with pytest.raises(Conflict, match=r"at version 2, and the request is for version 1"):
+        await send("pause_job", "1")
+    assert not (await w.cp.get_job("web")).record.paused
+    assert await send("pause_job", "2")
+    with pytest.raises(Conflict, match="cannot resume job 'web'"):
+        await send("resume_job", "1")
+    assert not await send("resume_job", "2")
 
 
 @pytest.mark.behaviour("BUG-UX80")

@@ -12,7 +12,7 @@ from control_plane.front_end.metrics import Metrics
 def scraped(w: World, name: str) -> dict[str, float]:
     """Return the samples of a metric with one label, without those that are 0."""
     cp = w.cp
-    metrics = Metrics(ROUTES, cp.allocations, cp.counters, cp.health, lambda: cp.limits.views(0.0))
+    metrics = Metrics(ROUTES, cp)
     text = metrics.text().decode()
     return {
         next(iter(sample.labels.values()), ""): sample.value

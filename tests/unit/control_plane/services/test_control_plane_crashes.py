@@ -163,7 +163,7 @@ async def resized(die_at: int, after: bool) -> int:
     async def sizes(w: World) -> None:
         trail = Trail(store, Runtime())
         await trail.load()
-        recorder = Recorder(trail, w.cp, ROUTES)
+        recorder = Recorder(trail, w.cp.revision_of, ROUTES)
 
         async def put(call: Call) -> JobRecord:
             return await w.cp.intents.resize("web", call.body, "user:scaler", call.also)

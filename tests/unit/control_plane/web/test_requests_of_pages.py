@@ -183,3 +183,21 @@ async def test_a_page_refuses_a_parameter_that_is_given_twice() -> None:
         answer = await client.get("/ui/jobs?first=1&first=2")
         text = await answer.text()
         assert (answer.status, "first is given more than once" in text) == (400, True)
+
+
+@pytest.mark.behaviour("BUG-UX168")
+@pytest.mark.parametrize("path", ["/ui/changes", "/ui/jobs/web/tasks/0/log-stream"])
+async def test_a_stream_refuses_unknown_and_repeated_parameters(path: str) -> None:
+    """Regression: it ignored them, unlike pages."""
+    async with opened(Many()) as client:
+        for query in ("x=1", "x=1&x=2"):
+            answer = await client.get(f"{path}?{query}")
+            assert answer.status == 400
+            assert "this page has no parameter x" in await answer.text()
+
+
+@pytest.mark.behaviour("BUG-UX168")
+async def test_a_form_refuses_parameters_in_its_address() -> None:
+    async with opened(Many()) as client:
+        answer = await client.post("/ui/do/pause_job?job=web", data={})
+        assert (answer.status, "no parameter job" in await answer.text()) == (400, True)
