@@ -15,13 +15,11 @@ from control_plane.allocator.core.request import Request
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.api.rebalancing import (
-    GoalChange,
     MoveExplanation,
     MoveState,
     MoveView,
     PowerUse,
     RebalancePlan,
-    StackView,
     SwapState,
     SwapView,
 )
@@ -268,7 +266,7 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
         number=number,
         made_at=now,
         took_s=round(answer.took_s, 3),
-        goals=[GoalChange(goal=s.goal, before=s.before, after=s.after) for s in answer.scores],
+        goals=answer.scores,
         gain=answer.gain,
         price=answer.price,
         bound=answer.bound,
@@ -279,8 +277,21 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
         tasks=len(model.tasks.can_move),
         movable=sum(model.tasks.can_move),
         measured=model.measured,
-        moves=_moves(number, answer, now),
-        swaps=_swaps(number, answer, now),
+        moves=[
+            replace(
+                move,
+                id=f"p{number}.{place}",
+                gain=round(move.gain, 4),
+                power_gain=round(move.power_gain, 4),
+                price=round(move.price, 4),
+                at=now,
+            )
+            for place, move in enumerate(answer.steps, 1)
+        ],
+        swaps=[
+            replace(swap, id=f"s{number}.{place}", gain=round(swap.gain, 4), at=now)
+            for place, swap in enumerate(answer.swaps, 1)
+        ],
         limits=answer.limits,
         used={
             pool: {
@@ -289,45 +300,8 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
             }
             for pool, limits in answer.limits.items()
         },
-        stacks=[
-            StackView(on=step.on, entitlements=step.entitlements, machines=step.machines)
-            for step in answer.stacks
-        ],
+        stacks=answer.stacks,
     )
-
-
-def _moves(number: int, answer: SolverAnswer, now: float) -> list[MoveView]:
-    return [
-        MoveView(
-            id=f"p{number}.{place}",
-            job=step.job,
-            task=step.task,
-            from_machine=step.from_machine,
-            to_machine=step.to_machine,
-            wave=step.wave,
-            gain=round(step.gain, 4),
-            power_gain=round(step.power_gain, 4),
-            price=round(step.price, 4),
-            why=step.why,
-            at=now,
-        )
-        for place, step in enumerate(answer.steps, 1)
-    ]
-
-
-def _swaps(number: int, answer: SolverAnswer, now: float) -> list[SwapView]:
-    return [
-        SwapView(
-            id=f"s{number}.{place}",
-            one=step.one,
-            two=step.two,
-            gain=round(step.gain, 4),
-            price=step.price,
-            why=step.why,
-            at=now,
-        )
-        for place, step in enumerate(answer.swaps, 1)
-    ]
 
 
 _STATES = {

@@ -38,7 +38,6 @@ from control_plane.rebalancer.core.model import (
     RegionModel,
     SolverAnswer,
     Weights,
-    total,
 )
 from control_plane.rebalancer.core.solving import solve
 from control_plane.rebalancer.core.state import State
@@ -46,7 +45,7 @@ from control_plane.rebalancer.load_watch import LoadWatch
 from control_plane.rebalancer.planning import Planner
 from control_plane.rebalancer.ports import ShardedPlaces
 from control_plane.runtime.runtime import Runtime
-from tests.rebalancer_models import a_model
+from tests.rebalancer_models import a_model, total
 
 Figures = dict[str, Any]
 CHEAP = Weights(move=0.001, move_per_gib=0.0, open=0.01)

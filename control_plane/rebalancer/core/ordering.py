@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from control_plane.rebalancer.core.model import DIMENSIONS, PlanStep
+from control_plane.api.rebalancing import MoveView
+from control_plane.rebalancer.core.model import DIMENSIONS
 from control_plane.rebalancer.core.state import Ints, State
 
 
@@ -91,13 +92,13 @@ class Wave:
         )
 
 
-def ordered(state: State, moves: list[tuple[int, int]]) -> list[PlanStep]:
+def ordered(state: State, moves: list[tuple[int, int]]) -> list[MoveView]:
     """Carry out moves on `state`, wave by wave, and return the steps.
 
     `state` is as the region is now. The order of `moves` is one that is possible one by one; what
     shares a machine or a job with others keeps its place among them, so it stays possible.
     """
-    steps: list[PlanStep] = []
+    steps: list[MoveView] = []
     wave = 0
     while moves:
         found = Wave(state)
@@ -108,7 +109,7 @@ def ordered(state: State, moves: list[tuple[int, int]]) -> list[PlanStep]:
     return steps
 
 
-def _step(state: State, task: int, to: int, wave: int) -> PlanStep:
+def _step(state: State, task: int, to: int, wave: int) -> MoveView:
     """Carry out one move and say what it gains."""
     model, at = state.model, int(state.where[task])
     pair = np.array([at, to])
@@ -121,7 +122,8 @@ def _step(state: State, task: int, to: int, wave: int) -> PlanStep:
     power -= state.power.total()
     most = int(np.argmax(parts - less))
     why = f"{DIMENSIONS[most]} of {model.machines[at]}: {was[most]:.0%} -> {now[most]:.0%}"
-    return PlanStep(
+    return MoveView(
+        id="",
         job=model.jobs[state.job[task]],
         task=int(state.index[task]),
         from_machine=model.machines[at],

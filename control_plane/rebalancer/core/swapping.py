@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from control_plane.rebalancer.core.model import SwapStep, Weights
+from control_plane.api.rebalancing import SwapView
+from control_plane.rebalancer.core.model import Weights
 from control_plane.rebalancer.core.state import State
 
 Cell = tuple[int, bool]
@@ -43,7 +44,7 @@ class Cells:
         return len(self.here.get((pool, cell), ()))
 
 
-def swaps(state: State, most: int) -> list[SwapStep]:
+def swaps(state: State, most: int) -> list[SwapView]:
     """Return at most `most` exchanges that gain more than their price; none without HiGHS.
 
     `state` is the region after the moves of the plan; this function moves tasks in it.
@@ -56,7 +57,7 @@ def swaps(state: State, most: int) -> list[SwapStep]:
         return []
     cells = _cells(state)
     gives, gets = _solved(state, cells, most)
-    found: list[SwapStep] = []
+    found: list[SwapView] = []
     for one, two, give, get in _pairs(gives, gets):
         if len(found) < most and (step := _step(state, cells, (one, give), (two, get))):
             found.append(step)
@@ -177,7 +178,7 @@ def _pairs(
 
 def _step(
     state: State, cells: Cells, one: tuple[int, Cell], two: tuple[int, Cell]
-) -> SwapStep | None:
+) -> SwapView | None:
     """Return an exchange of two machines that can be emptied now; None: there are none."""
     found = (
         _emptied(state, [m for m in cells.here[side] if cells.admitted[other[0]][m]])
@@ -200,7 +201,8 @@ def _step(
     gone = sum(left == 1 for left in fragments) if one[1][0] != two[1][0] else 0
     for side, machine in zip((one, two), picked, strict=True):
         cells.here[side].remove(machine)
-    return SwapStep(
+    return SwapView(
+        id="",
         one=model.machines[picked[0]],
         two=model.machines[picked[1]],
         gain=weights.fragment * gone + weights.power * len(hot),

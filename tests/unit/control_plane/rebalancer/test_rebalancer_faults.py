@@ -26,7 +26,7 @@ from control_plane.api.rebalancing import (
     RebalanceRecord,
 )
 from control_plane.rebalancer.core.machine_use import Load
-from control_plane.rebalancer.core.model import Effort, PlanStep, RegionModel, SolverAnswer
+from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.rebalancer.records import KEPT
 from control_plane.roles import ControlPlane
 from control_plane.runtime.table import Table
@@ -62,8 +62,16 @@ async def invents(model: RegionModel, effort: Effort) -> SolverAnswer:
     """Answer a real plan with added moves: of unknown tasks, to unknown machines, and to the same
     machine."""
     answer = await solved_here(model, effort)
-    ghost = PlanStep(
-        job="web", task=0, from_machine="m1", to_machine="m1", wave=0, gain=1.0, price=0.0, why=""
+    ghost = MoveView(
+        id="",
+        job="web",
+        task=0,
+        from_machine="m1",
+        to_machine="m1",
+        wave=0,
+        gain=1.0,
+        price=0.0,
+        why="",
     )
     return replace(
         answer,
