@@ -303,10 +303,6 @@ class Allocator:
         """
         await self.releases.give_back(machine)
 
-    def is_giving_back(self, machine: str) -> bool:
-        """Return whether a machine is being given back to the free pool."""
-        return machine in self.releases
-
     def must_be_left(self, machine: str) -> bool:
         """Return whether the tasks of a machine must leave it now."""
         return self._counted.leaves(machine)

@@ -114,9 +114,9 @@ class QuotaUsage:
         """Return class → how many of a pool's machines do not count; negative if lent ones add."""
         found: Counter[MachineClass] = Counter()
         for machine in self.uncounted(pool, quota):
-            found[_class_of(machine)] += 1
+            found[MachineClass.of(machine.capacity, machine.place)] += 1
         for machine in self._lent(pool):
-            found[_class_of(machine)] -= 1
+            found[MachineClass.of(machine.capacity, machine.place)] -= 1
         return found
 
     def _of(self, pool: str) -> Iterator[tuple[Machine, _Special]]:
@@ -156,8 +156,3 @@ def _drop(table: dict[str, dict[str, None]], key: str | None, name: str) -> None
     del names[name]
     if not names:
         del table[key]
-
-
-def _class_of(machine: Machine) -> MachineClass:
-    capacity, place = machine.capacity, machine.place
-    return MachineClass(capacity.machine_type, place.datacenter, micro(capacity.rru), place.region)

@@ -35,6 +35,7 @@ from control_plane.broker.core.assignment import FREE
 from control_plane.ops_planner.ports import Announcements
 from control_plane.rebalancer.core.machine_use import Load, claimed_load, sizes_of, used_on
 from control_plane.rebalancer.core.pacing import (
+    ACTIVE,
     OPEN,
     Side,
     TaskNow,
@@ -85,13 +86,9 @@ class ReBalancer:
         """`unwell` returns why no task may be moved now; empty: moves are allowed."""
         self._settings, self._runtime = region.settings.rebalance, region.runtime
         self._jobs, self._places, self._moves, self._unwell = jobs, places, moves, unwell
-        find = region.broker.table.find
-        self.planner = Planner(region.runtime, jobs, places, solve, self._settings, find)
         self.records = RebalanceRecords(store)
-        self.planner.moved_at = self.records.moved_at
         self.watch = LoadWatch(region, places, agents)
-        self.planner.measured, self.planner.age_s = self.watch.measured, self.watch.age_s
-        self.planner.drawn = self.watch.watts
+        self.planner = Planner(region, jobs, places, solve, self.watch, self.records.moved_at)
         self.counts: Counter[MoveState] = Counter()
         """Moves that ended in the life of this process."""
         self._gaps: deque[float] = deque(maxlen=GAPS)
@@ -216,12 +213,14 @@ class ReBalancer:
 
     # -- moving
 
+    def _moves_of_plan(self) -> list[MoveView]:
+        return self._plan.moves if self._plan is not None else []
+
     def _active(self) -> list[MoveView]:
-        moves = self._plan.moves if self._plan is not None else []
-        return [m for m in moves if m.state in (MoveState.WAITING, MoveState.MOVING)]
+        return [move for move in self._moves_of_plan() if move.state in ACTIVE]
 
     def _open(self) -> list[MoveView]:
-        return [m for m in (self._plan.moves if self._plan is not None else []) if m.state in OPEN]
+        return [move for move in self._moves_of_plan() if move.state in OPEN]
 
     def _held(self) -> str:
         """Return why no move begins now; empty: moves may begin."""
@@ -315,14 +314,14 @@ class ReBalancer:
         for holder in claim.machine.jobs:
             claims = self._places.claims_of(holder.job)
             if claims is not None and claims.get(claim.task) == claim:
-                known = self.planner.measured(holder.job, [claim.task])[0]
+                known = self.watch.measured(holder.job, [claim.task])[0]
                 return known or claimed_load(claim.demand, claim.machine)
         return claimed_load(claim.demand, claim.machine)
 
     # -- stored state
 
     def _move(self, name: str) -> MoveView:
-        moves = [*(self._plan.moves if self._plan is not None else []), *self.records.state.history]
+        moves = (*self._moves_of_plan(), *self.records.state.history)
         found = next((move for move in moves if move.id == name), None)
         if found is None:
             raise NotFound(f"there is no move {name!r}", hint="twinectl rebalance history")

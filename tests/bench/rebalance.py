@@ -321,16 +321,17 @@ def a_planner(index: RegionIndex) -> tuple[Planner, list[float]]:
         solver_s.append(time.process_time() - began)
         return msgspec.msgpack.decode(answer, type=SolverAnswer)
 
-    region = cast(Any, SimpleNamespace(settings=SimpleNamespace(rebalance=RebalanceSettings())))
-    region.runtime = SimpleNamespace(now=lambda: 0.0)
-    watch = LoadWatch(region, cast(Any, None), cast(Any, None))
+    settings = SimpleNamespace(rebalance=RebalanceSettings(solve_s=60.0, free_machines=0))
+    clock = SimpleNamespace(now=lambda: 0.0)
+    measured = cast(Any, SimpleNamespace(settings=settings, runtime=clock))
+    watch = LoadWatch(measured, cast(Any, None), cast(Any, None))
     watch.loads = loads
     table = SimpleNamespace(find=jobs.get, values=jobs.values)
     places = ShardedPlaces([cast(Any, AsTheyAre(index))])
-    settings = RebalanceSettings(solve_s=60.0, free_machines=0)
-    found = Planner(Runtime(), cast(Any, table), places, solved, settings, lambda _: None)
-    found.measured = watch.measured
-    return found, solver_s
+    machines = SimpleNamespace(table=SimpleNamespace(find=lambda _: None))
+    region = SimpleNamespace(settings=settings, runtime=Runtime(), broker=machines)
+    of = cast(Any, region), cast(Any, table), places, solved
+    return Planner(*of, watch, lambda _: {}), solver_s
 
 
 def planned(planner: Planner, solver_s: list[float], only: set[str] | None) -> Figures:

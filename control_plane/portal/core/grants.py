@@ -18,23 +18,29 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from agent.api import Location
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.machines import EventKind, MachineRecord
-from control_plane.broker.core.capacity import MICRO, micro
+from control_plane.broker.core.capacity import MICRO, Capacity, Place, micro
 from control_plane.portal.core.pools import Quota, pool_of, pool_quotas
 from control_plane.portal.core.transport import Amount, FlowNetwork
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class MachineClass:
+class MachineClass(NamedTuple):
     """Machines that no quota distinguishes."""
 
     machine_type: str
     datacenter: str
     micro_rru: int
     region: str = Location().region
+
+    @staticmethod
+    def of(capacity: Capacity, place: Place) -> MachineClass:
+        """Return the class of a machine."""
+        rru = micro(capacity.rru)
+        return MachineClass(capacity.machine_type, place.datacenter, rru, place.region)
 
 
 Supply = Mapping[MachineClass, int]

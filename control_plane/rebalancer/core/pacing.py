@@ -12,7 +12,8 @@ from control_plane.rebalancer.core.machine_use import Load
 
 _NOTHING = 0.05
 """A possible gain up to this counts as none: one machine that is used 5 % too much."""
-OPEN = (MoveState.PLANNED, MoveState.WAITING, MoveState.MOVING)
+ACTIVE = (MoveState.WAITING, MoveState.MOVING)
+OPEN = (MoveState.PLANNED, *ACTIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class TaskNow:
 
 def followed(move: MoveView, task: TaskNow, now: float, patience_s: float) -> MoveView:
     """Return a move that has begun in its present state, with the outcome if it has ended."""
-    if move.state not in (MoveState.WAITING, MoveState.MOVING):
+    if move.state not in ACTIVE:
         return move
     if task.serves_on == move.to_machine and not task.ordered_to:
         return to(move, MoveState.DONE, now)
@@ -85,7 +86,7 @@ def next_moves(moves: Sequence[MoveView], most: int) -> list[MoveView]:
     waves = [move.wave for move in moves if move.state in OPEN]
     if not waves:
         return []
-    active = sum(1 for move in moves if move.state in (MoveState.WAITING, MoveState.MOVING))
+    active = sum(1 for move in moves if move.state in ACTIVE)
     first = min(waves)
     planned = [m for m in moves if m.wave == first and m.state is MoveState.PLANNED]
     return planned[: max(0, most - active)]

@@ -134,9 +134,7 @@ class PlacementState:
 
     def _above(self, model: PlacementModel, goal: Above) -> None:
         d = self.wide[goal.dimension]
-        names = [model.bin_of(c, goal.scope) for c in model.containers]
-        numbers = {name: b for b, name in enumerate(dict.fromkeys(names))}
-        bins = np.array([numbers[name] for name in names], np.int64)
+        bins, numbers = _bins(model, goal.scope)
         level: Floats = np.asarray(
             goal.share * np.bincount(bins, weights=self.offers[:, d]), np.float64
         )
@@ -163,9 +161,7 @@ class PlacementState:
                 continue
             counts = found.get(rule.scope)
             if counts is None:
-                names = [model.bin_of(c, rule.scope) for c in model.containers]
-                numbers = {name: b for b, name in enumerate(dict.fromkeys(names))}
-                bins = np.array([numbers[name] for name in names], np.int64)
+                bins, _ = _bins(model, rule.scope)
                 counts = found[rule.scope] = GroupCounts(bins, len(groups))
                 np.add.at(counts.count, (self.group, bins[self.where]), 1)
             if isinstance(rule, AtMostIn):
@@ -318,6 +314,13 @@ class PlacementState:
         at = int(self.where[i])
         if at != to:
             exchange(self.views, i, len(self.where), at, to)
+
+
+def _bins(model: PlacementModel, scope: str) -> tuple[Ints, dict[str, int]]:
+    """Return the bin of each container as a number, and the numbers by name."""
+    names = [model.bin_of(c, scope) for c in model.containers]
+    numbers = {name: b for b, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], np.int64), numbers
 
 
 def _table(rows: Sequence[dict[str, float]], dimensions: list[str]) -> Floats:

@@ -150,8 +150,8 @@ def test_loads_that_are_wrong_break_no_rule_and_move_no_task_twice(lie: str) -> 
     """Half of the tasks have impossible loads."""
 
     async def body(w: Rebalanced) -> None:
-        planner = w.cp.rebalancer.planner
-        planner.measured = lambda _job, tasks: [LIES[lie] if task % 2 else None for task in tasks]
+        watch = w.cp.rebalancer.watch
+        watch.measured = lambda _job, tasks: [LIES[lie] if task % 2 else None for task in tasks]
         await w.packed()
         await asyncio.sleep(1_800)
         await w.stable()
