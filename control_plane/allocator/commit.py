@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
+from control_plane.allocator.turns import end
 from control_plane.broker.holds import Take
 from control_plane.runtime.runtime import Runtime
 from wire.errors import Busy
@@ -22,7 +23,6 @@ PREPARE_S = 5.0
 WAIT_S = 1.0
 """How long the caller waits for the second phase, which usually takes a few milliseconds."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
-_CLOSE_S = 1.0
 
 
 class Participants(Protocol):
@@ -83,13 +83,7 @@ class Commits:
 
     async def close(self) -> None:
         """Wait for running work for a moment; the next start finishes the rest."""
-        if not self._work:
-            return
-        _, late = await asyncio.wait(list(self._work.values()), timeout=_CLOSE_S)
-        for task in list(self._work.values()):
-            if task in late:
-                task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await end(list(self._work.values()))
 
     async def _begin(self, transaction: str, work: Callable[[], Awaitable[None]]) -> None:
         async def noted() -> None:

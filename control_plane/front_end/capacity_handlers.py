@@ -91,7 +91,7 @@ class CapacityHandlers:
 
     async def get_request(self, call: Call) -> EntitlementRequest:
         """Show a request."""
-        return await self._service.get_request(call.path["request"])
+        return self._service.portal.requests.get(call.path["request"])
 
     async def approve_request(self, call: Call) -> EntitlementRequest:
         """Grant a request."""
@@ -102,11 +102,11 @@ class CapacityHandlers:
     async def deny_request(self, call: Call) -> EntitlementRequest:
         """Refuse a request."""
         who = self._person(call.peer)
-        return await self._service.deny(call.path["request"], who, call.body.note)
+        return await self._service.portal.deny(call.path["request"], who, call.body.note)
 
     async def withdraw_request(self, call: Call) -> EntitlementRequest:
         """Withdraw a request."""
-        return await self._service.withdraw(
+        return await self._service.portal.withdraw(
             call.path["request"], self._person(call.peer), call.body.note
         )
 

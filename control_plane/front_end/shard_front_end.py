@@ -172,7 +172,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
 
     async def find_places(self, call: Call) -> PlacesFound:
         """Find places for tasks of this shard's jobs."""
-        return await self._control_plane.maintenance.find_places(call.body)
+        return await self._control_plane.maintenance.previewer.find_places(call.body)
 
     async def healthz(self, _: Call) -> Liveness:
         """Answer that this process is alive."""

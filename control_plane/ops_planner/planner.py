@@ -20,8 +20,6 @@ from control_plane.api.maintenance import (
     Ends,
     GoOn,
     MaintenanceRequest,
-    PlacesFound,
-    PlacesRequest,
     PlanRecord,
     PlanState,
     PlanView,
@@ -30,7 +28,7 @@ from control_plane.api.maintenance import (
     WaveState,
     Work,
 )
-from control_plane.broker.core.unavailability import of_plan, planned
+from control_plane.broker.core.unavailability import of_plan
 from control_plane.ops_planner.core.waves import (
     SeenHost,
     Stage,
@@ -42,10 +40,10 @@ from control_plane.ops_planner.core.waves import (
     is_enough,
     is_one_by_one,
     plan_view,
-    stage,
+    stages_of,
 )
 from control_plane.ops_planner.ports import Announcements
-from control_plane.ops_planner.preview import AskPlaces, Previewer, PreviewSources
+from control_plane.ops_planner.preview import Previewer
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import Table
 from control_plane.scheduler.counters import Counters
@@ -76,31 +74,10 @@ class OpsPlanner:
     ) -> None:
         self._plans: Table[PlanRecord] = Table(store, PLANS, PlanRecord, "maintenance plan")
         self._waves: Table[WaveRecord] = Table(store, WAVES, WaveRecord, "wave")
-        self._broker, self._observations, self._runtime = (
-            region.broker,
-            region.observations,
-            region.runtime,
-        )
-        self._allocator, self._outages, self._follows = allocator, outages, region.follows
-        self._announced: set[str] = set()
-        region.broker.listen(self._machine_changed)
-        runtime = region.runtime
-        self._previewer = Previewer(
-            PreviewSources(
-                region.broker,
-                region.observations,
-                jobs,
-                allocator,
-                owner,
-                counters,
-                self._announced,
-                runtime.checkpoint,
-                runtime.date,
-                lambda request: self.ask_others(request),
-            )
-        )
-        self.ask_others: AskPlaces = _no_other_plans
-        self.find_places = self._previewer.find_places
+        self._broker, self._observations = region.broker, region.observations
+        self._runtime, self._follows = region.runtime, region.follows
+        self._allocator, self._outages = allocator, outages
+        self.previewer = Previewer(region, jobs, allocator, owner, counters)
 
     async def load(self) -> None:
         """Read all plans."""
@@ -127,7 +104,7 @@ class OpsPlanner:
         """Return what a plan would do; changes nothing."""
         check_name(name)
         waves = await self._divided(name, request)
-        return await self._previewer.preview(name, request, waves)
+        return await self.previewer.preview(name, request, waves)
 
     async def accept(self, name: str, request: MaintenanceRequest, by: str) -> PlanView:
         """Store a plan and begin it; `Conflict` if its preview warns and `despite` is not set."""
@@ -135,7 +112,7 @@ class OpsPlanner:
         async with self._plans.lock(name):
             self._refuse_known(name)
             waves = await self._divided(name, request)
-            preview = await self._previewer.preview(name, request, waves)
+            preview = await self.previewer.preview(name, request, waves)
             if preview.warnings and not request.despite:
                 count = len(preview.warnings)
                 more = f" (and {count - 1} more)" if count > 1 else ""
@@ -217,7 +194,7 @@ class OpsPlanner:
             hosts = self._hosts(plan)
             for wave in self._waves_of(plan):
                 if wave.state is WaveState.ANNOUNCED:
-                    stages = {m: stage(m, hosts.get(m), wave, plan.ends) for m in wave.machines}
+                    stages = stages_of(wave, hosts, plan.ends)
                     late = [name for name, at in stages.items() if at != Stage.DONE]
                     left_out = sorted({*wave.left_out, *late})
                     await self._put_wave(replace(wave, left_out=left_out))
@@ -326,7 +303,7 @@ class OpsPlanner:
         names = await self._outages.machines(request.machines, request.scope)
         if len(names) > MACHINES_MAX:
             raise InvalidInput(f"plan {name} has {len(names)} machines, more than {MACHINES_MAX}")
-        return await self._previewer.waves(names, request)
+        return await self.previewer.waves(names, request)
 
     def _refuse_known(self, name: str) -> None:
         known = self._plans.find(name)
@@ -357,10 +334,8 @@ class OpsPlanner:
         return seen
 
     def _seen(self, plan: PlanRecord, record: MachineRecord) -> SeenHost:
-        event, observation = (
-            of_plan(record, plan.name, plan.at),
-            self._observations.observation(record.machine),
-        )
+        event = of_plan(record, plan.name, plan.at)
+        observation = self._observations.observation(record.machine)
         elsewhere = not self._follows(record.entitlement)  # then only its record shows its state
         is_up = record.state is MachineState.UP and (observation.answering or elsewhere)
         may_stay = plan.request.tasks_survive and event is not None and event.deadline is not None
@@ -401,7 +376,7 @@ class OpsPlanner:
         """Delete the plans that ended first, when there are too many."""
         over = [plan for plan in self._plans.records() if plan.ended is not None]
         over.sort(key=lambda plan: plan.ended or 0.0)
-        for plan in over[: max(0, len(over) - _KEPT)]:
+        for plan in over[:-_KEPT]:
             async with self._plans.lock(plan.name):
                 for wave in self._waves_of(plan):
                     key = _key(wave.plan, wave.number)
@@ -409,18 +384,6 @@ class OpsPlanner:
                         await self._waves.commit(key, None)
                 await self._plans.commit(plan.name, None)
 
-    def _machine_changed(
-        self, name: str, _: MachineRecord | None, after: MachineRecord | None
-    ) -> None:
-        if after is not None and planned(after):
-            self._announced.add(name)
-        else:
-            self._announced.discard(name)
-
 
 def _key(plan: str, number: int) -> str:
     return f"{plan}/{number:06d}"
-
-
-async def _no_other_plans(_: PlacesRequest) -> PlacesFound:
-    return PlacesFound()

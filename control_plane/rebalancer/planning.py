@@ -263,17 +263,7 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
         tasks=len(model.tasks.can_move),
         movable=sum(model.tasks.can_move),
         measured=model.measured,
-        moves=[
-            replace(
-                move,
-                id=f"p{number}.{place}",
-                gain=round(move.gain, 4),
-                power_gain=round(move.power_gain, 4),
-                price=round(move.price, 4),
-                at=now,
-            )
-            for place, move in enumerate(answer.steps, 1)
-        ],
+        moves=_numbered(number, answer.steps, now),
         swaps=[
             replace(swap, id=f"s{number}.{place}", gain=round(swap.gain, 4), at=now)
             for place, swap in enumerate(answer.swaps, 1)
@@ -288,6 +278,20 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
         },
         stacks=answer.stacks,
     )
+
+
+def _numbered(number: int, moves: Sequence[MoveView], now: float) -> list[MoveView]:
+    return [
+        replace(
+            move,
+            id=f"p{number}.{place}",
+            gain=round(move.gain, 4),
+            power_gain=round(move.power_gain, 4),
+            price=round(move.price, 4),
+            at=now,
+        )
+        for place, move in enumerate(moves, 1)
+    ]
 
 
 _STATES = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from control_plane.allocator.core.demand import Demand
-from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT
+from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT, take_room
 from control_plane.allocator.core.freed_room import FreedRoom
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.ports import Ports
@@ -227,15 +227,8 @@ def recounted_cpu(machine: Machine) -> int:
 
 def charge(claim: Claim) -> None:
     """Subtract the room and the ports of a claim from its machine."""
-    machine, demand = claim.machine, claim.demand
-    machine.free_cpu -= demand.cpu_on(machine.capacity)
-    machine.free_memory -= demand.memory_bytes
-    if demand.gpus:
-        machine.free_gpus -= demand.gpus
-    if demand.network_mbps:
-        machine.free_network -= demand.network_mbps
-    if demand.disk_bytes:
-        machine.free_disk -= demand.disk_bytes
+    machine = claim.machine
+    take_room(machine, claim.demand, machine.capacity)
     if claim.ports:
         if machine.ports is None:
             machine.ports = Ports()
@@ -246,15 +239,10 @@ def charge(claim: Claim) -> None:
 
 def uncharge(claim: Claim) -> None:
     """Add the room and the ports of a claim to its machine again."""
-    machine, demand = claim.machine, claim.demand
+    machine = claim.machine
     if claim.ports and machine.ports:
         machine.ports.taken.difference_update(claim.ports.values())
-    machine.free_memory += demand.memory_bytes
-    machine.free_gpus += demand.gpus
-    machine.free_network += demand.network_mbps
-    if demand.disk_bytes:
-        machine.free_disk += demand.disk_bytes
-    machine.free_cpu += demand.cpu_on(machine.capacity)
+    take_room(machine, claim.demand, machine.capacity, -1)
 
 
 def without(jobs: tuple[Claims, ...], claims: Claims | None) -> tuple[Claims, ...]:

@@ -15,9 +15,9 @@ from typing import Protocol
 from control_plane.allocator.core.demand import Demand
 from control_plane.api.policy import Property
 from control_plane.api.requirements import NUMBERS, Maybe, Not, Term, properties_of, text_of
-from control_plane.broker.core.capacity import MICRO, Capacity, Place
+from control_plane.broker.core.capacity import MICRO, Capacity
+from control_plane.broker.core.matching import Subject, holds, may_hold
 from control_plane.broker.core.matching import bin_of as bin_of
-from control_plane.broker.core.matching import holds, may_hold
 from control_plane.broker.core.matching import names as names
 
 FIRST_PORT, LAST_PORT = 20_000, 29_999
@@ -62,15 +62,18 @@ class Room(Protocol):
         ...
 
 
-class Candidate(Protocol):
+def take_room(room: Room, demand: Demand, capacity: Capacity, times: int = 1) -> None:
+    """Subtract the room of tasks; a negative `times` adds it. Ports are not included."""
+    room.free_cpu -= demand.cpu_on(capacity) * times
+    room.free_memory -= demand.memory_bytes * times
+    room.free_gpus -= demand.gpus * times
+    room.free_network -= demand.network_mbps * times
+    room.free_disk -= demand.disk_bytes * times
+
+
+class Candidate(Subject, Protocol):
     """The properties of a machine that `judge` reads."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def capacity(self) -> Capacity: ...
-    @property
-    def place(self) -> Place: ...
     @property
     def blocked(self) -> str:
         """Why it takes no tasks now, as a predicate ("is down"); empty if it takes tasks."""

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from control_plane.api.rebalancing import MoveState, MoveView, RebalancePlan
 from control_plane.rebalancer.core.machine_use import Load
+from control_plane.rebalancer.core.model import Weights
 
 _NOTHING = 0.05
 """A possible gain up to this counts as none: one machine that is used 5 % too much."""
@@ -115,7 +116,7 @@ def still_gains(
     return before - after > price
 
 
-def cost_with(balance: float, hot: float, hot_from: float) -> Callable[[Side], float]:
+def cost_with(weights: Weights) -> Callable[[Side], float]:
     """Return the solver's cost function of a machine for these weights."""
 
     def cost(side: Side) -> float:
@@ -123,7 +124,8 @@ def cost_with(balance: float, hot: float, hot_from: float) -> Callable[[Side], f
         for used, size, limit in zip(side.used, side.sizes, side.limits, strict=True):
             if size > 0:
                 share = used / size
-                found += balance * max(0.0, share - limit) + hot * max(0.0, share - hot_from)
+                over, hot = max(0.0, share - limit), max(0.0, share - weights.hot_from)
+                found += weights.balance * over + weights.hot * hot
         return found
 
     return cost

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -86,39 +87,18 @@ def _solved(
     """Return by entitlement and cell how many machines are given away, and got."""
     import highspy
 
-    model, weights = state.model, state.model.weights
-    pools = range(len(model.pools))
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
     solver.setOptionValue("time_limit", _SECONDS)
-    gives, gets = {}, {}
-    for key, machines in cells.here.items():
-        free = sum(model.swappable[m] for m in machines)
-        gives[key] = solver.addIntegral(lb=0, ub=min(free, most))
-    for pool in pools:
-        for cell, machines in sorted(cells.all.items()):
-            usable = sum(cells.admitted[pool][m] for m in machines)
-            if usable:
-                gets[pool, cell] = solver.addIntegral(lb=0, ub=min(usable, most))
-    for cell in cells.all:
-        given = [v for (_, c), v in gives.items() if c == cell]
-        got = [v for (_, c), v in gets.items() if c == cell]
-        solver.addConstr(sum(given) - sum(got) == 0)
-    costs = [weights.swap / 2 * given for given in gives.values()]
-    for pool in pools:
+    gives, gets = _transfers(solver, state, cells, most)
+    costs = [state.model.weights.swap / 2 * given for given in gives.values()]
+    for pool in range(len(state.model.pools)):
         mine = [cell for cell in cells.all if (pool, cell) in gives or (pool, cell) in gets]
         change = {cell: gets.get((pool, cell), 0) - gives.get((pool, cell), 0) for cell in mine}
-        if not mine:
-            continue
-        solver.addConstr(sum(change.values()) == 0)
-        for d in (0, 1):
-            size = {c: float(state.sizes[cells.all[c][0], d]) for c in mine}
-            had = sum(size[c] * cells.have(pool, c) for c in mine)
-            if had > 0:
-                parts = sum(size[c] / had * change[c] for c in mine)
-                solver.addConstr(parts >= _KEPT - 1.0)
-        costs += _fragments(solver, cells, pool, change, weights)
-        costs += _in_hot_places(state, pool, change)
+        if change:
+            _keep_size(solver, state, cells, pool, change)
+            costs += _fragments(solver, cells, pool, change, state.model.weights)
+            costs += _in_hot_places(state, pool, change)
     solver.addConstr(sum(gives.values()) <= 2 * most)
     solver.minimize(sum(costs))
     if solver.getModelStatus() not in (
@@ -133,28 +113,59 @@ def _solved(
     )
 
 
+def _transfers(
+    solver: Any, state: State, cells: Cells, most: int
+) -> tuple[dict[tuple[int, Cell], Any], dict[tuple[int, Cell], Any]]:
+    """Add the machines that each entitlement gives away and gets, by cell: equally many of each."""
+    gives, gets = {}, {}
+    for key, machines in cells.here.items():
+        free = sum(state.model.swappable[m] for m in machines)
+        gives[key] = solver.addIntegral(lb=0, ub=min(free, most))
+    for pool, admitted in enumerate(cells.admitted):
+        for cell, machines in sorted(cells.all.items()):
+            usable = sum(admitted[m] for m in machines)
+            if usable:
+                gets[pool, cell] = solver.addIntegral(lb=0, ub=min(usable, most))
+    for cell in cells.all:
+        given = [v for (_, c), v in gives.items() if c == cell]
+        got = [v for (_, c), v in gets.items() if c == cell]
+        solver.addConstr(sum(given) - sum(got) == 0)
+    return gives, gets
+
+
+def _keep_size(solver: Any, state: State, cells: Cells, pool: int, change: dict[Cell, Any]) -> None:
+    """Let an entitlement keep its number of machines, and most of its CPU and memory."""
+    solver.addConstr(sum(change.values()) == 0)
+    for d in (0, 1):
+        size = {cell: float(state.sizes[cells.all[cell][0], d]) for cell in change}
+        had = sum(size[cell] * cells.have(pool, cell) for cell in change)
+        if had > 0:
+            parts = sum(size[cell] / had * by for cell, by in change.items())
+            solver.addConstr(parts >= _KEPT - 1.0)
+
+
 def _fragments(
-    solver: object, cells: Cells, pool: int, change: dict[Cell, object], weights: Weights
+    solver: Any, cells: Cells, pool: int, change: dict[Cell, Any], weights: Weights
 ) -> Iterator[object]:
     """Yield the cost of each type that an entitlement has machines of."""
     for kind in {cell[0] for cell in change}:
         of_kind = [cell for cell in change if cell[0] == kind]
         had = sum(cells.have(pool, cell) for cell in of_kind)
         most = had + sum(len(cells.all[cell]) for cell in of_kind)
-        any_of = solver.addBinary()  # type: ignore[attr-defined]
-        after = sum(change[cell] for cell in of_kind) + had  # type: ignore[misc]
-        solver.addConstr(after <= most * any_of)  # type: ignore[attr-defined]
+        any_of = solver.addBinary()
+        after = sum(change[cell] for cell in of_kind) + had
+        solver.addConstr(after <= most * any_of)
         yield weights.fragment * any_of
 
 
-def _in_hot_places(state: State, pool: int, change: dict[Cell, object]) -> Iterator[object]:
+def _in_hot_places(state: State, pool: int, change: dict[Cell, Any]) -> Iterator[object]:
     """Yield what machines of an entitlement draw, as it uses them, in places without power."""
     mine = np.nonzero((state.pool == pool) & ~state.is_free)[0]
     size = float(state.sizes[mine, 0].sum())
     share = float(state.used[mine, 0].sum()) / size if size else 0.0
     for cell, by in change.items():
         if cell[1]:
-            yield state.model.weights.power * share * by  # type: ignore[operator]
+            yield state.model.weights.power * share * by
 
 
 def _pairs(

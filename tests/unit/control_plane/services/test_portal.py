@@ -220,7 +220,7 @@ async def test_reservations_fit_their_materialization(p: Portal):
     with pytest.raises(InvalidInput, match="the reservation 'ads' would not fit any more"):
         await p.put("pool", EntitlementSpec(machines=4, host_profile="base"), jobs=[])
     with pytest.raises(Conflict, match="reservation ads, reservation feed"):
-        await p.delete("pool", jobs=[], held=[])
+        await p.delete("pool", Use())
     with pytest.raises(Unprocessable):  # 4 + 2 + 3 of 10 are promised already
         await p.put("x", EntitlementSpec(machines=2), jobs=[])
 
