@@ -28,7 +28,7 @@ from control_plane.api.maintenance import (
     WaveState,
     Work,
 )
-from control_plane.broker.core.unavailability import of_plan
+from control_plane.broker.core.unavailability import of_plan, planned
 from control_plane.ops_planner.core.waves import (
     SeenHost,
     Stage,
@@ -49,6 +49,7 @@ from control_plane.runtime.table import Table
 from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.ports import Places
 from control_plane.store import Store
+from control_plane.store.quarantine import quarantined
 from control_plane.store.records import PLANS, WAVES
 from wire.errors import Conflict, InvalidInput, NotFound, TwineError
 
@@ -77,25 +78,30 @@ class OpsPlanner:
         self._broker, self._observations = region.broker, region.observations
         self._runtime, self._follows = region.runtime, region.follows
         self._allocator, self._outages = allocator, outages
+        self._damaged: set[str] = set()
+        """Plans whose record, or that of a wave, was set aside as damaged."""
         self.previewer = Previewer(region, jobs, allocator, owner, counters)
 
     async def load(self) -> None:
-        """Read all plans."""
+        """Read all plans, and which of them were set aside as damaged."""
         await self._plans.load()
         await self._waves.load()
+        for name in await quarantined(self._plans.store):
+            for prefix in (PLANS, WAVES):
+                if name.startswith(prefix):
+                    self._damaged.add(name.removeprefix(prefix).partition("/")[0])
 
     async def run(self) -> None:
         """Carry plans out until cancelled."""
         while True:
-            for name in self._plans:
-                plan = self._plans.find(name)
-                if plan is not None and plan.ended is None:
-                    try:
-                        await self._look(name)
-                    except TwineError as e:  # the next check tries again
-                        log.warning(
-                            "check of a plan failed", extra={"plan": name, "reason": str(e)}
-                        )
+            steps = [(name, self._end_damaged) for name in sorted(self._damaged)]
+            steps += [(p.name, self._look) for p in self._plans.records() if p.ended is None]
+            for name, step in steps:
+                try:
+                    await step(name)
+                except TwineError as e:  # the next check tries again
+                    fields = {"plan": name, "reason": str(e)}
+                    log.warning("check of a plan failed", extra=fields)
             await self._runtime.sleep(_LOOK_S)
 
     # -- what operators ask
@@ -295,6 +301,29 @@ class OpsPlanner:
                 await self._outages.end_plan(wave.machines, plan.name)
         await self._plans.commit(plan.name, replace(plan, ended=now))
         log.info("plan ended", extra={"plan": plan.name, "state": plan.state.value})
+
+    async def _end_damaged(self, name: str) -> None:
+        """End what a damaged plan, or a damaged wave, has announced: no record says until when.
+
+        What waves with a record have announced stays if they ended, or if the plan continues.
+        """
+        plan = self._plans.find(name)
+        kept = {
+            machine
+            for wave in self._waves.records()
+            if wave.plan == name and (wave.ended is not None or plan is not None)
+            for machine in wave.machines
+        }
+        is_over = plan is not None and plan.ended is not None
+        for machine in [] if is_over else list(self._broker.table):
+            await self._runtime.checkpoint()
+            record = self._broker.table.find(machine)
+            events = planned(record) if record is not None and machine not in kept else ()
+            if any(event.plan == name for event in events):
+                await self._outages.end_plan([machine], name)
+                fields = {"plan": name, "machine": machine}
+                log.warning("announcement of a damaged plan ended", extra=fields)
+        self._damaged.discard(name)
 
     # -- machines and waves
 
