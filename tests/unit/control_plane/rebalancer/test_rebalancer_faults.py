@@ -24,12 +24,14 @@ from control_plane.api.rebalancing import (
     PauseRequest,
     RebalancePlan,
     RebalanceRecord,
+    SwapView,
 )
 from control_plane.rebalancer.core.machine_use import Load
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
-from control_plane.rebalancer.records import KEPT
+from control_plane.rebalancer.records import KEPT, RebalanceRecords
 from control_plane.roles import ControlPlane
 from control_plane.runtime.table import Table
+from control_plane.store import Delete
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import REBALANCE
 
@@ -306,3 +308,34 @@ async def test_a_plan_of_the_longest_kept_length_is_stored_on_every_engine() -> 
             async with table.lock("plan"):
                 await table.commit("plan", record)
             assert table.get("plan") == record
+
+
+@pytest.mark.behaviour("BUG-CP136")
+async def test_no_number_of_a_plan_comes_again_when_the_state_is_damaged() -> None:
+    """Without moves the plan itself is not stored, and after it ended neither."""
+    async with MemoryStore() as store:
+        records = RebalanceRecords(store)
+        await records.load()
+        await records.change(lambda state: replace(state, plans=7))
+        await records.put_plan(None)
+        await store.txn({}, [Delete(f"{REBALANCE}state")])
+
+        again = RebalanceRecords(store)
+        await again.load()
+
+        assert again.state.plans == 7
+
+
+@pytest.mark.behaviour("BUG-CP136")
+@pytest.mark.parametrize("stored", [{"swaps": [SwapView(id="s5.1", one="m1", two="m2")]}, {}])
+async def test_plans_of_an_earlier_release_keep_their_numbers(stored: dict[str, Any]) -> None:
+    """Its records do not have the number of plans in addition to the state."""
+    async with MemoryStore() as store:
+        table = Table(store, REBALANCE, RebalanceRecord, "rebalance record")
+        await table.load()
+        async with table.lock("swaps"):
+            await table.commit("swaps", RebalanceRecord(**stored))
+        records = RebalanceRecords(store)
+        await records.load()
+
+        assert records.state.plans == (5 if stored else 0)
