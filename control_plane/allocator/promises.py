@@ -91,24 +91,25 @@ class PromiseKeeper:
         for first in range(0, len(changed), _BUCKETS):
             self._count_in(changed[first : first + _BUCKETS])
             await self._runtime.checkpoint()
-        self._follow()
-        self._known = quotas = self._quotas()
-        for _ in self._sums(quotas):
-            await self._runtime.checkpoint()
+        await self._renew()
 
     async def run(self) -> None:
         """Do the sums of a region with many pools, a step at a time, until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            self._follow()
-            self._known = quotas = self._quotas()
-            for _ in self._sums(quotas):
-                await self._runtime.checkpoint()
+            await self._renew()
             if self._refused:
                 self._refused = False
                 self._index.loosened()
             await self._runtime.sleep(_REST_S)
+
+    async def _renew(self) -> None:
+        """Do the sums for the present quotas and machines, a step at a time."""
+        self._follow()
+        self._known = quotas = self._quotas()
+        for _ in self._sums(quotas):
+            await self._runtime.checkpoint()
 
     def kept_without(self, pool: str, taken: Iterable[Machine]) -> Generator[None, None, bool]:
         """Return, in steps, whether the machines that a pool took break no promise to others.

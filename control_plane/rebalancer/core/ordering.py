@@ -52,7 +52,7 @@ class Wave:
     def _add(self, task: int, to: int) -> bool:
         """Take a move in, if whatever else of the wave was done before or not it is allowed."""
         state = self._state
-        kind, job, at = state.kind[task], int(state.job[task]), int(state.where[task])
+        kind, job = state.kind[task], int(state.job[task])
         if not state.admits[state.admission[kind], to]:
             return False
         cpu = self._cpu[to] + int((state.kind_cpu[kind] * state.grains[to]).sum())
@@ -60,10 +60,7 @@ class Wave:
         if cpu > state.room_cpu[to] or (needs > state.room[to]).any():
             return False
         crossed = []
-        for number, rule in enumerate(state.model.rules[job]):
-            here, there = state.bin(rule, at), state.bin(rule, to)
-            if here == there:
-                continue
+        for number, rule, here, there in state.crossed(task, to):
             if not rule.even or not self._stays_even((job, number), here, there, rule.at_most):
                 return False
             crossed.append(((job, number), here, there))

@@ -260,11 +260,8 @@ def _may_wait_there(state: State, task: int, to: int) -> bool:
 
     A job may be less even for that time, as while any machine is drained; no limit is exceeded.
     """
-    job, at = int(state.job[task]), int(state.where[task])
-    for number, rule in enumerate(state.model.rules[job]):
-        here, there = state.bin(rule, at), state.bin(rule, to)
-        if here == there:
-            continue
-        if not rule.even or 0 < rule.at_most < state.counts[job, number, there] + 1:
-            return False
-    return True
+    job = int(state.job[task])
+    return all(
+        rule.even and not 0 < rule.at_most < state.counts[job, number, there] + 1
+        for number, rule, _, there in state.crossed(task, to)
+    )
