@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
 
+from control_plane.agents.ports import KnownMachines
 from control_plane.allocator.turns import end
 from control_plane.broker.holds import Take
 from control_plane.runtime.runtime import Runtime
@@ -25,30 +25,10 @@ WAIT_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
 
 
-class Participants(Protocol):
-    """The brokers' part of two-phase commit."""
-
-    async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
-        """Hold all these machines, or none and raise `Conflict`."""
-        ...
-
-    async def commit(self, transaction: str) -> object:
-        """Assign the machines that the transaction holds; a repetition changes nothing."""
-        ...
-
-    async def abort(self, transaction: str) -> None:
-        """Release the machines that the transaction may hold; a repetition changes nothing."""
-        ...
-
-    def in_doubt(self) -> Mapping[str, object]:
-        """Return the transactions that hold machines."""
-        ...
-
-
 class Commits:
     """The second phases under way, by transaction."""
 
-    def __init__(self, participants: Participants, runtime: Runtime) -> None:
+    def __init__(self, participants: KnownMachines, runtime: Runtime) -> None:
         self._participants, self._runtime = participants, runtime
         self._work: dict[str, asyncio.Task[None]] = {}
 

@@ -6,25 +6,16 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from control_plane.agents.protocol import AgentApi
 from control_plane.allocator.core.claims import Claims
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.jobs import JobSpec
-from control_plane.api.machines import MachineRecord
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.scheduler.ports import Places
 
 Solve = Callable[[RegionModel, Effort], Awaitable[SolverAnswer]]
 """Solves a model without blocking this process; raises `Busy` if that fails."""
-
-
-class AgentClients(Protocol):
-    """Open clients of agents."""
-
-    async def get(self, record: MachineRecord) -> AgentApi:
-        """Return the client of a machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
+from control_plane.agents.pool import AgentPool
 from control_plane.agents.region import Region
 from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.feasibility import judge
@@ -50,7 +51,7 @@ from control_plane.rebalancer.core.pacing import (
 )
 from control_plane.rebalancer.load_watch import LoadWatch
 from control_plane.rebalancer.planning import Planner, explained, swap_explained
-from control_plane.rebalancer.ports import AgentClients, Moves, ShardedPlaces, Solve
+from control_plane.rebalancer.ports import Moves, ShardedPlaces, Solve
 from control_plane.rebalancer.records import RebalanceRecords
 from control_plane.rebalancer.swaps import MachineSwaps
 from control_plane.runtime.table import Table, ignore
@@ -80,7 +81,7 @@ class ReBalancer:
         store: Store,
         solve: Solve,
         unwell: Callable[[], str],
-        agents: AgentClients,
+        agents: AgentPool,
         drains: Announcements,
     ) -> None:
         """`unwell` returns why no task may be moved now; empty: moves are allowed."""
