@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
-from agent.api import ProfileState
 from control_plane.agents.region import Region
-from control_plane.api.machines import EventKind, MachineRecord, MachineState
+from control_plane.api.machines import EventKind
 from control_plane.api.maintenance import (
     KIND,
     MACHINES_MAX,
@@ -30,7 +29,6 @@ from control_plane.api.maintenance import (
 )
 from control_plane.broker.core.unavailability import of_plan, planned
 from control_plane.ops_planner.core.waves import (
-    SeenHost,
     Stage,
     advance,
     check_name,
@@ -42,6 +40,7 @@ from control_plane.ops_planner.core.waves import (
     plan_view,
     stages_of,
 )
+from control_plane.ops_planner.hosts import HostsOfPlans
 from control_plane.ops_planner.ports import Announcements
 from control_plane.ops_planner.preview import Previewer
 from control_plane.runtime.job_table import JobTable
@@ -75,9 +74,8 @@ class OpsPlanner:
     ) -> None:
         self._plans: Table[PlanRecord] = Table(store, PLANS, PlanRecord, "maintenance plan")
         self._waves: Table[WaveRecord] = Table(store, WAVES, WaveRecord, "wave")
-        self._broker, self._observations = region.broker, region.observations
-        self._runtime, self._follows = region.runtime, region.follows
-        self._allocator, self._outages = allocator, outages
+        self._broker, self._runtime, self._outages = region.broker, region.runtime, outages
+        self._hosts = HostsOfPlans(region, allocator.directory)
         self._damaged: set[str] = set()
         """Plans whose record, or that of a wave, was set aside as damaged."""
         self.previewer = Previewer(region, jobs, allocator, owner, counters)
@@ -151,7 +149,8 @@ class OpsPlanner:
     def show(self, name: str) -> PlanView:
         """Return a plan with all its waves."""
         plan = self._plans.get(name)
-        return plan_view(plan, self._waves_of(plan), self._hosts(plan), self._runtime.date())
+        waves = self._waves_of(plan)
+        return plan_view(plan, waves, self._hosts.of(plan, waves), self._runtime.date())
 
     def every(self) -> list[PlanView]:
         """Return all plans, the newest first, with the waves that are under way."""
@@ -197,8 +196,9 @@ class OpsPlanner:
         if plan.ended is not None:
             raise Conflict(f"plan {name} is {plan.state}")
         if request.without:
-            hosts = self._hosts(plan)
-            for wave in self._waves_of(plan):
+            waves = self._waves_of(plan)
+            hosts = self._hosts.of(plan, waves)
+            for wave in waves:
                 if wave.state is WaveState.ANNOUNCED:
                     stages = stages_of(wave, hosts, plan.ends)
                     late = [name for name, at in stages.items() if at != Stage.DONE]
@@ -222,7 +222,8 @@ class OpsPlanner:
             for wave in self._waves_of(plan):
                 await self._runtime.checkpoint()
                 if wave.state is WaveState.WAITING:
-                    if is_enough(plan, self._waves_of(plan), self._hosts(plan)):
+                    waves = self._waves_of(plan)
+                    if is_enough(plan, waves, self._hosts.of(plan, waves)):
                         await self._put_wave(replace(wave, state=WaveState.CANCELLED, ended=now))
                         continue
                     await self._announce(plan, wave, now)
@@ -230,7 +231,7 @@ class OpsPlanner:
                         break
                 elif wave.state is WaveState.ANNOUNCED:
                     await self._announce_missing(plan, wave)
-                    then = advance(plan, wave, self._hosts(plan, wave), now)
+                    then = advance(plan, wave, self._hosts.of(plan, [wave]), now)
                     if then.close:
                         await self._outages.end_plan(then.close, name)
                     waits = waits or then.waits
@@ -290,7 +291,8 @@ class OpsPlanner:
 
     async def _end_cancelled(self, plan: PlanRecord) -> None:
         """End the waves and announcements of a cancelled plan; the caller has its lock."""
-        now, hosts, waves = self._runtime.date(), self._hosts(plan), self._waves_of(plan)
+        now, waves = self._runtime.date(), self._waves_of(plan)
+        hosts = self._hosts.of(plan, waves)
         for wave in waves:
             if wave.ended is None:
                 is_begun = wave.state is WaveState.ANNOUNCED
@@ -347,54 +349,6 @@ class OpsPlanner:
     def _waves_of(self, plan: PlanRecord) -> list[WaveRecord]:
         found = (self._waves.find(_key(plan.name, n)) for n in range(1, plan.waves + 1))
         return [wave for wave in found if wave is not None]
-
-    def _hosts(self, plan: PlanRecord, only: WaveRecord | None = None) -> dict[str, SeenHost]:
-        """Return the machines of announced waves, and with `power-cap` those of finished ones."""
-        seen = dict[str, SeenHost]()
-        if plan.ended is not None:
-            return seen
-        for wave in [only] if only is not None else self._waves_of(plan):
-            is_counted = plan.request.work is Work.POWER_CAP and wave.state is WaveState.DONE
-            if wave.state is WaveState.ANNOUNCED or is_counted:
-                for name in wave.machines:
-                    record = self._broker.table.find(name)
-                    if record is not None:
-                        seen[name] = self._seen(plan, record)
-        return seen
-
-    def _seen(self, plan: PlanRecord, record: MachineRecord) -> SeenHost:
-        event = of_plan(record, plan.name, plan.at)
-        observation = self._observations.observation(record.machine)
-        elsewhere = not self._follows(record.entitlement)  # then only its record shows its state
-        is_up = record.state is MachineState.UP and (observation.answering or elsewhere)
-        may_stay = plan.request.tasks_survive and event is not None and event.deadline is not None
-        may_stay = may_stay and self._runtime.date() >= (event.deadline or 0.0 if event else 0.0)
-        return SeenHost(
-            is_open=event is None or event.end is None,
-            is_well=is_up and (not record.entitlement or self._is_ready(record)),
-            tasks=0 if may_stay else self._left(plan, record, is_reachable=is_up),
-            boot=record.facts.boot_id if record.facts is not None else "",
-            power_w=record.hardware.power_w if record.hardware is not None else 0,
-            is_held=bool(record.entitlement) and plan.request.work is not Work.POWER_CAP,
-        )
-
-    def _is_ready(self, record: MachineRecord) -> bool:
-        if self._follows(record.entitlement):
-            return self._observations.ready(record)
-        return record.profile_state is ProfileState.VERIFIED
-
-    def _left(self, plan: PlanRecord, record: MachineRecord, *, is_reachable: bool) -> int:
-        """Return how many tasks must still leave a machine.
-
-        A task that its controller had stopped, to be started there again afterwards, counts as
-        gone: its place is kept, and it does not run (TC8). An empty machine keeps no place if it
-        does not return. A machine that does not answer may still run its tasks.
-        """
-        tasks = self._allocator.directory.tasks(record.machine)
-        if not is_reachable or plan.ends is Ends.EMPTY or not self._follows(record.entitlement):
-            return len(tasks)
-        running = self._observations.observation(record.machine).tasks
-        return sum(1 for task in tasks if task in running)
 
     async def _put_wave(self, wave: WaveRecord) -> None:
         key = _key(wave.plan, wave.number)
