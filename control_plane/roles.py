@@ -214,7 +214,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         self._switcher = Switcher(region, self._dispatcher)
         self.profiles = ProfileRollouts(
             region,
-            self._portal,
+            self._portal.table,
             store,
             keys=self._portal.settings.profile_keys,
             writer=self.role.writer,

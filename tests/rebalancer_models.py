@@ -6,11 +6,11 @@ import random
 from collections import Counter
 from itertools import count
 
+from control_plane.api.rebalancing import GoalChange, MoveView
 from control_plane.rebalancer.core.model import (
     FLOAT,
     INT,
     BinRule,
-    PlanStep,
     RegionModel,
     TaskColumns,
     TaskKind,
@@ -177,11 +177,11 @@ class Replay:
         }
         self.number = {name: m for m, name in enumerate(model.machines)}
 
-    def carry_out(self, steps: list[PlanStep]) -> list[str]:
+    def carry_out(self, steps: list[MoveView]) -> list[str]:
         """Carry out steps in this order. Return the rules that they broke."""
         return [wrong for step in steps for wrong in self._one(step)]
 
-    def _one(self, step: PlanStep) -> list[str]:
+    def _one(self, step: MoveView) -> list[str]:
         model, wrong = self.model, []
         task, to = self.task_of[step.job, step.task], self.number[step.to_machine]
         at, kind = self.where[task], model.kinds[self.kind[task]]
@@ -246,3 +246,8 @@ class Replay:
                     found += weights.balance * max(0.0, share - level)
                     found += weights.hot * max(0.0, share - weights.hot_from)
         return found
+
+
+def total(scores: list[GoalChange], *, after: bool) -> float:
+    """Return the sum of the goals."""
+    return sum(score.after if after else score.before for score in scores)

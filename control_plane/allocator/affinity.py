@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -26,8 +26,8 @@ class JobAffinity:
 
     def __init__(self, index: RegionIndex) -> None:
         self._index = index
-        self._apart: dict[str, Sequence[Neighbour]] = {}
-        self._together: dict[str, Sequence[Neighbour]] = {}
+        self._near: dict[str, Near] = {}
+        """Job → the neighbours that it names; without jobs that name none."""
         self._named: dict[str, dict[str, None]] = defaultdict(dict)
         """Job → the jobs that name it."""
         self._alone: dict[str, int] = {}
@@ -38,26 +38,19 @@ class JobAffinity:
 
     def note(self, job: str, near: Near | None) -> None:
         """Record which other jobs a job names; None if the job is gone."""
-        for known in (self._apart, self._together):
-            for neighbour in known.pop(job, ()):
-                named = self._named[neighbour.job]
-                named.pop(job, None)
-                if not named:
-                    del self._named[neighbour.job]
-        if near is None:
-            return
-        for known, neighbours in (
-            (self._apart, near.apart_from),
-            (self._together, near.together_with),
-        ):
-            if neighbours:
-                known[job] = neighbours
-                for neighbour in neighbours:
-                    self._named[neighbour.job][job] = None
+        for neighbour in _all(self._near.pop(job, ALONE)):
+            named = self._named[neighbour.job]
+            named.pop(job, None)
+            if not named:
+                del self._named[neighbour.job]
+        if near is not None and near != ALONE:
+            self._near[job] = near
+            for neighbour in _all(near):
+                self._named[neighbour.job][job] = None
 
     def begins_alone(self, job: str) -> bool:
         """Return whether no other job is related to a job; then record it until `ended`."""
-        if self._has_any(job):
+        if job in self._near or job in self._named:
             return False
         self._alone[job] = self._alone.get(job, 0) + 1
         return True
@@ -86,7 +79,7 @@ class JobAffinity:
         """
         job = request.job
         if near is None:
-            near = Near(tuple(self._apart.get(job, ())), tuple(self._together.get(job, ())))
+            near = self._near.get(job, ALONE)
         if near == ALONE and job not in self._named:
             return request
         terms = tuple(self._terms(job, near))
@@ -98,23 +91,20 @@ class JobAffinity:
         awaited = any(
             neighbour.job == job
             for other in self._named.get(job, ())
-            for neighbour in self._together.get(other, ())
+            for neighbour in self._near[other].together_with
         )
         return frozenset(self._machines(job)) if awaited else None
 
-    def _has_any(self, job: str) -> bool:
-        return job in self._apart or job in self._together or job in self._named
-
     def _others(self, job: str) -> Iterator[str]:
         yield from self._named.get(job, ())
-        for neighbour in (*self._apart.get(job, ()), *self._together.get(job, ())):
+        for neighbour in _all(self._near.get(job, ALONE)):
             yield neighbour.job
 
     def _terms(self, job: str, near: Near) -> Iterator[Term]:
         for neighbour in near.apart_from:
             yield from self._off(neighbour.job, neighbour.property)
         for other in self._named.get(job, ()):
-            for neighbour in self._apart.get(other, ()):
+            for neighbour in self._near[other].apart_from:
                 if neighbour.job == job:
                     yield from self._off(other, neighbour.property)
         for neighbour in near.together_with:
@@ -137,3 +127,7 @@ class JobAffinity:
         yield from (machine for machine in claims.machines if machine is not None)
         if claims.reserved is not None:
             yield from (claim.machine for claim in claims.reserved.claims)
+
+
+def _all(near: Near) -> tuple[Neighbour, ...]:
+    return (*near.apart_from, *near.together_with)

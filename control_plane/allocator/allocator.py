@@ -83,27 +83,24 @@ class Allocator:
         )
         self.resync = Resync(self.broker, self.index, self.refresh, self._runtime)
         self.releases = Releases(self.broker, self.index, self.refresh)
-        self.usability = Usability(
-            region=region,
-            portal=portal,
-            jobs=jobs,
-            directory=self.directory,
-            releases=self.releases,
-            is_taking=self.allocations.is_taking,
-        )
+        is_taking = self.allocations.is_taking
+        self.usability = Usability(region, portal, jobs, self.directory, self.releases, is_taking)
         self._away: dict[str, str] = {}
         """Data centers whose brokers did not answer at the last check, and why."""
         self._quarantined: dict[str, float] = {}
         """Machine → until when it may not get the profile that it failed to reach."""
-        self._promises = self.quotas.promises
         self._neighbours = JobAffinity(self.index)
         self._asked: dict[str, tuple[JobSpec, EntitlementRecord, Request]] = {}
         """Job → arguments and terms of its last `place`, and the request made from them."""
         self._loaded = False
-        jobs.listen(self._job_changed)
-        portal.table.listen(lambda *_: self._shards.quotas_changed())
-        region.broker.listen(self._machine_changed, loaded=ignore)
-        region.observations.listen(self._machine_seen)
+        self._connect()
+
+    def _connect(self) -> None:
+        """Follow the tables and the agents' reports, and join the other allocators."""
+        self._jobs.listen(self._job_changed)
+        self.portal.table.listen(lambda *_: self._shards.quotas_changed())
+        self.broker.listen(self._machine_changed, loaded=ignore)
+        self.region.observations.listen(self._machine_seen)
         self.allocations.taking = partial(self._shards.taking, self._member)
         self.allocations.taken = partial(self._shards.taken, self._member)
         self._shards.enter(self._member)
@@ -133,7 +130,7 @@ class Allocator:
     async def run(self) -> None:
         """Find missed changes of machines and keep promises current, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._promises.run())
+            group.create_task(self.quotas.promises.run())
             await self.resync.run(self._settings.resync_s)
 
     def refresh(self, machines: Iterable[str]) -> None:
@@ -304,10 +301,6 @@ class Allocator:
         """
         await self.releases.give_back(machine)
 
-    def is_giving_back(self, machine: str) -> bool:
-        """Return whether a machine is being given back to the free pool."""
-        return machine in self.releases
-
     def must_be_left(self, machine: str) -> bool:
         """Return whether the tasks of a machine must leave it now."""
         return self._counted.leaves(machine)
@@ -345,7 +338,7 @@ class Allocator:
     def _as_indexed(self, record: MachineRecord) -> IndexedMachine:
         """Return a machine's entry for the index, and record its quota use and quarantine."""
         if self._counted.note(record):
-            self._promises.outdated()
+            self.quotas.promises.outdated()
         if record.quarantined_until > self._runtime.date():
             self._quarantined[record.machine] = record.quarantined_until
         capacity, place = self._kinds.capacity(record), self._kinds.place(record)
@@ -370,7 +363,7 @@ class Allocator:
         self._quarantined.pop(name, None)
         self.usability.awaited.pop(name, None)
         if self._counted.forget(name):
-            self._promises.outdated()
+            self.quotas.promises.outdated()
 
     def _machine_seen(self, name: str) -> None:
         record = self.broker.table.find(name)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
 
+from control_plane.agents.ports import KnownMachines
+from control_plane.allocator.turns import end
 from control_plane.broker.holds import Take
 from control_plane.runtime.runtime import Runtime
 from wire.errors import Busy
@@ -22,33 +23,12 @@ PREPARE_S = 5.0
 WAIT_S = 1.0
 """How long the caller waits for the second phase, which usually takes a few milliseconds."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
-_CLOSE_S = 1.0
-
-
-class Participants(Protocol):
-    """The brokers' part of two-phase commit."""
-
-    async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:
-        """Hold all these machines, or none and raise `Conflict`."""
-        ...
-
-    async def commit(self, transaction: str) -> object:
-        """Assign the machines that the transaction holds; a repetition changes nothing."""
-        ...
-
-    async def abort(self, transaction: str) -> None:
-        """Release the machines that the transaction may hold; a repetition changes nothing."""
-        ...
-
-    def in_doubt(self) -> Mapping[str, object]:
-        """Return the transactions that hold machines."""
-        ...
 
 
 class Commits:
     """The second phases under way, by transaction."""
 
-    def __init__(self, participants: Participants, runtime: Runtime) -> None:
+    def __init__(self, participants: KnownMachines, runtime: Runtime) -> None:
         self._participants, self._runtime = participants, runtime
         self._work: dict[str, asyncio.Task[None]] = {}
 
@@ -83,13 +63,7 @@ class Commits:
 
     async def close(self) -> None:
         """Wait for running work for a moment; the next start finishes the rest."""
-        if not self._work:
-            return
-        _, late = await asyncio.wait(list(self._work.values()), timeout=_CLOSE_S)
-        for task in list(self._work.values()):
-            if task in late:
-                task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await end(list(self._work.values()))
 
     async def _begin(self, transaction: str, work: Callable[[], Awaitable[None]]) -> None:
         async def noted() -> None:

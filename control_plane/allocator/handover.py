@@ -23,7 +23,7 @@ def is_busy(allocator: Allocator, pool: str, jobs: Collection[str]) -> bool:
     True also while any machine is being taken: its pool is unknown until its broker confirms it.
     """
     return allocator.allocations.is_under_way(jobs) or any(
-        allocator.is_giving_back(record.machine) for record in allocator.broker.held(pool)
+        record.machine in allocator.releases for record in allocator.broker.held(pool)
     )
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 
 from control_plane.allocator.core.ledger import Ledger
 from control_plane.allocator.core.machine_pools import Bucket, Machine
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.broker.core.assignment import FREE
-from control_plane.broker.core.capacity import micro
 from control_plane.portal.core.grants import MachineClass, Promises, quota_left
 from control_plane.portal.core.pools import Quota
 from control_plane.runtime.runtime import Runtime
@@ -23,10 +22,8 @@ _STEP = 20
 """Pools whose quotas are read between two checkpoints of the loop."""
 _BUCKETS = 1000
 """Buckets whose machines are counted between two checkpoints, when a region is loaded."""
-Limits = Mapping[tuple[str, str, int, str], int]
-"""Type, data center, millionths of RRU and region → how many may be taken.
-
-Any number of machines of other kinds may be taken."""
+Limits = Mapping[MachineClass, int]
+"""Class → how many machines may be taken; any number of those of other classes."""
 
 
 class PromiseKeeper:
@@ -80,7 +77,7 @@ class PromiseKeeper:
                 pass
         if self._outdated:
             self._want()
-            return _Nothing()
+            return dict.fromkeys(self._held.get(FREE, ()), 0)
         if self._ledger is None:
             return None
         found = self._limits.get(pool)
@@ -94,24 +91,25 @@ class PromiseKeeper:
         for first in range(0, len(changed), _BUCKETS):
             self._count_in(changed[first : first + _BUCKETS])
             await self._runtime.checkpoint()
-        self._follow()
-        self._known = quotas = self._quotas()
-        for _ in self._sums(quotas):
-            await self._runtime.checkpoint()
+        await self._renew()
 
     async def run(self) -> None:
         """Do the sums of a region with many pools, a step at a time, until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            self._follow()
-            self._known = quotas = self._quotas()
-            for _ in self._sums(quotas):
-                await self._runtime.checkpoint()
+            await self._renew()
             if self._refused:
                 self._refused = False
                 self._index.loosened()
             await self._runtime.sleep(_REST_S)
+
+    async def _renew(self) -> None:
+        """Do the sums for the present quotas and machines, a step at a time."""
+        self._follow()
+        self._known = quotas = self._quotas()
+        for _ in self._sums(quotas):
+            await self._runtime.checkpoint()
 
     def kept_without(self, pool: str, taken: Iterable[Machine]) -> Generator[None, None, bool]:
         """Return, in steps, whether the machines that a pool took break no promise to others.
@@ -129,8 +127,9 @@ class PromiseKeeper:
         held = self._held_by([*quotas, FREE])
         before = {name: Counter(counts) for name, counts in held.items()}
         for machine in taken:
-            before.setdefault(pool, Counter())[_class_of(machine.bucket)] -= 1
-            before.setdefault(FREE, Counter())[_class_of(machine.bucket)] += 1
+            kind = MachineClass.of(machine.capacity, machine.place)
+            before.setdefault(pool, Counter())[kind] -= 1
+            before.setdefault(FREE, Counter())[kind] += 1
         now, _ = yield from self._laid(quotas, held)
         then, _ = yield from self._laid(quotas, before)
         return not now.lacking() - then.lacking()
@@ -145,11 +144,11 @@ class PromiseKeeper:
     def _found(self, pool: str, ledger: Ledger) -> Limits:
         if self._promises is not None:
             spare = self._promises.spare(pool)
-            return {_key(kind): spare.get(kind, 0) for kind in self._kinds}
+            return {kind: spare.get(kind, 0) for kind in self._kinds}
         limits = ledger.limits(pool)
         if not all(limits.values()):
             self._want()
-        return {_key(kind): count for kind, count in limits.items()}
+        return limits
 
     def _want(self) -> None:
         self._refused = True
@@ -163,7 +162,7 @@ class PromiseKeeper:
     def _count_in(self, changed: Iterable[tuple[Bucket, int]]) -> None:
         moves: Counter[tuple[str, MachineClass]] = Counter()
         for bucket, by in changed:
-            moves[bucket.pool.name, _class_of(bucket)] += by
+            moves[bucket.pool.name, MachineClass.of(bucket.capacity, bucket.place)] += by
         moves = Counter({key: by for key, by in moves.items() if by})
         if not moves:
             return
@@ -236,27 +235,5 @@ class PromiseKeeper:
         return +found
 
 
-class _Nothing(Mapping[tuple[str, str, int, str], int]):
-    """Limits under which no pool takes anything, of any kind."""
-
-    def __getitem__(self, key: tuple[str, str, int, str]) -> int:
-        return 0
-
-    def __iter__(self) -> Iterator[tuple[str, str, int, str]]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 1
-
-
-def _class_of(bucket: Bucket) -> MachineClass:
-    capacity, place = bucket.capacity, bucket.place
-    return MachineClass(capacity.machine_type, place.datacenter, micro(capacity.rru), place.region)
-
-
 def _kind(quota: Quota) -> tuple[object, ...]:
     return (quota.types, frozenset(quota.per_type), quota.datacenter, quota.region)
-
-
-def _key(kind: MachineClass) -> tuple[str, str, int, str]:
-    return (kind.machine_type, kind.datacenter, kind.micro_rru, kind.region)

@@ -23,7 +23,7 @@ from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.capacity import micro
 from control_plane.broker.core.unavailability import MOVING, leaving
 from control_plane.portal.core.grants import MachineClass
-from control_plane.portal.core.pools import Quota
+from control_plane.portal.core.pools import Held, Quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +35,6 @@ class _Special:
     """The entitlement that lent it; None if it is not on loan."""
     leaves: bool
     """Whether its tasks must move away now."""
-
-
-@dataclass(slots=True)
-class Held:
-    """The amounts that count against a quota."""
-
-    machines: int
-    micro_rru: int
-    per_type: Counter[str]
-
-    def add(self, machine: Machine, sign: int) -> None:
-        """Add (`sign` 1) or subtract (-1) one machine."""
-        self.machines += sign
-        self.micro_rru += sign * micro(machine.capacity.rru)
-        self.per_type[machine.capacity.machine_type] += sign
 
 
 class QuotaUsage:
@@ -91,9 +76,9 @@ class QuotaUsage:
         found = self._index.pool(pool)
         held = Held(found.size, found.micro_rru, Counter(found.per_type))
         for machine in self.uncounted(pool, quota):
-            held.add(machine, -1)
+            held.add(machine.capacity.machine_type, machine.capacity.rru, -1)
         for machine in self._lent(pool):
-            held.add(machine, 1)
+            held.add(machine.capacity.machine_type, machine.capacity.rru)
         return held
 
     def uncounted(self, pool: str, quota: Quota) -> Iterator[Machine]:
@@ -114,9 +99,9 @@ class QuotaUsage:
         """Return class → how many of a pool's machines do not count; negative if lent ones add."""
         found: Counter[MachineClass] = Counter()
         for machine in self.uncounted(pool, quota):
-            found[_class_of(machine)] += 1
+            found[MachineClass.of(machine.capacity, machine.place)] += 1
         for machine in self._lent(pool):
-            found[_class_of(machine)] -= 1
+            found[MachineClass.of(machine.capacity, machine.place)] -= 1
         return found
 
     def _of(self, pool: str) -> Iterator[tuple[Machine, _Special]]:
@@ -156,8 +141,3 @@ def _drop(table: dict[str, dict[str, None]], key: str | None, name: str) -> None
     del names[name]
     if not names:
         del table[key]
-
-
-def _class_of(machine: Machine) -> MachineClass:
-    capacity, place = machine.capacity, machine.place
-    return MachineClass(capacity.machine_type, place.datacenter, micro(capacity.rru), place.region)

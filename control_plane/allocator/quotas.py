@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 
 from control_plane.agents.region import Region
+from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import fits_each, judge
 from control_plane.allocator.core.machine_pools import Bucket, Machine
 from control_plane.allocator.core.region_index import RegionIndex
@@ -16,8 +17,11 @@ from control_plane.allocator.shards import Shards
 from control_plane.allocator.waiting import Waiting, WaitingDemand
 from control_plane.api.elastic import ElasticMode
 from control_plane.api.settings import Overgrant
-from control_plane.broker.core.capacity import Capacity, micro
+from control_plane.broker.core.capacity import Capacity, Place, micro
 from control_plane.portal.core.pools import Quota, pool_quotas
+
+_RefusesOne = Callable[[Machine], str]
+_RefusesAll = Callable[[Bucket], str]
 
 
 class Quotas:
@@ -54,16 +58,7 @@ class Quotas:
     def is_over(self, pool: str) -> bool:
         """Return whether a pool holds more than its quota, which was made smaller."""
         quota = self.of(pool)
-        held = self._counted.held(pool, quota)
-        return (
-            (quota.machines is not None and held.machines > quota.machines)
-            or (quota.rru is not None and held.micro_rru > micro(quota.rru))
-            or any(
-                count > quota.per_type.get(kind, 0)
-                for kind, count in held.per_type.items()
-                if quota.per_type
-            )
-        )
+        return bool(quota.excess(self._counted.held(pool, quota)))
 
     def allows(self, pool: str, machine: Machine | Bucket) -> bool:
         """Return whether a pool may hold such a machine at all."""
@@ -85,6 +80,7 @@ class Quotas:
         pool = request.pool
         quota = self.of(pool)
         held = self._counted.held(pool, quota)
+        refuses, refuses_all = self._refusals(request)
         per_type = {k: n - held.per_type[k] for k, n in quota.per_type.items()}
         return Allowance(
             machines=None if quota.machines is None else quota.machines - held.machines,
@@ -94,8 +90,8 @@ class Quotas:
             types=quota.types,
             datacenter=quota.datacenter,
             region=quota.region,
-            refuses=self._refuses(pool, request),
-            refuses_all=self._refuses_all(pool, request),
+            refuses=refuses,
+            refuses_all=refuses_all,
             unpromised=self._unpromised(pool),
         )
 
@@ -129,44 +125,37 @@ class Quotas:
             if demand.pool != pool and self._may_grow(demand.pool)
         ]
 
-    def _refuses_all(self, pool: str, request: Request) -> Callable[[Bucket], str]:
-        """Return the check of a bucket of free machines, for reasons that all of them share."""
-        before, away = self._ahead_of(pool), self._broker.away()
+    def _refusals(self, request: Request) -> tuple[_RefusesOne, _RefusesAll]:
+        """Return the checks of single free machines, and of buckets for reasons that all share."""
+        profile, before = self.profile(request.pool), self._ahead_of(request.pool)
+        away = self._broker.away()
 
-        def refuses_all(bucket: Bucket) -> str:
-            if away and (why := away.get(bucket.place.datacenter)):
-                return f"the broker of {bucket.place.datacenter} does not answer: {why}"
+        def unreachable(place: Place) -> str:
+            why = away.get(place.datacenter)
+            return f"the broker of {place.datacenter} does not answer: {why}" if why else ""
+
+        def reserved(there: Machine | Bucket, suits: Callable[[Demand], bool]) -> str:
             for other in before:
-                if fits_each(other.demand, bucket) and self.allows(other.pool, bucket):
+                if suits(other.demand) and self.allows(other.pool, there):
                     self.waiting.yielded(request.job)
                     return f"reserved for entitlement {other.pool}, which has a higher priority"
             return ""
 
-        return refuses_all
-
-    def _refuses(self, pool: str, request: Request) -> Callable[[Machine], str]:
-        """Return the check of single free machines: quarantines, and pools of a higher priority."""
-        profile = self.profile(pool)
-        before, away = self._ahead_of(pool), self._broker.away()
-
         def refuses(machine: Machine) -> str:
-            if away and (why := away.get(machine.place.datacenter)):
-                return f"the broker of {machine.place.datacenter} does not answer: {why}"
+            if why := unreachable(machine.place):
+                return why
             record = self._broker.table.find(machine.name)
             if record is None:
                 return "is no longer known"
-            if (
-                record.quarantined_profile == profile
-                and record.quarantined_until > self._runtime.date()
-            ):
+            until = record.quarantined_until
+            if record.quarantined_profile == profile and until > self._runtime.date():
                 return f"cannot reach profile {profile}: {record.quarantine_reason}"
-            for other in before:
-                if not judge(other.demand, machine, machine) and self.allows(other.pool, machine):
-                    self.waiting.yielded(request.job)
-                    return f"reserved for entitlement {other.pool}, which has a higher priority"
-            return ""
+            return reserved(machine, lambda demand: not judge(demand, machine, machine))
 
-        return refuses
+        def refuses_all(bucket: Bucket) -> str:
+            return unreachable(bucket.place) or reserved(bucket, lambda d: fits_each(d, bucket))
+
+        return refuses, refuses_all
 
     def machines_left(self, pool: str, kinds: Sequence[Capacity]) -> int | None:
         """Return how many machines of these kinds a pool may still take; None for any number."""

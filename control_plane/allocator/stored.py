@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from control_plane.allocator.core.allocation_record import near_of, record_after
+from control_plane.allocator.core.allocation_record import record_after
 from control_plane.allocator.core.claims import Change, Claims
 from control_plane.allocator.core.request import ALONE, Near
 from control_plane.api.allocations import AllocationRecord, Decision
@@ -79,7 +79,8 @@ class StoredAllocations:
     def note(self, stored: Stored) -> None:
         """Adopt a record; the next write of this allocator replaces it."""
         self._revisions[stored.record.job] = stored.revision
-        self._note(stored.record.job, near_of(stored.record))
+        record = stored.record
+        self._note(record.job, Near(record.apart_from, record.together_with))
 
     def forget(self, job: str) -> None:
         """Forget a job that now belongs to another allocator."""

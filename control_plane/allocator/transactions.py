@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from control_plane.allocator.commit import Commits, Participants
+from control_plane.agents.ports import KnownMachines
+from control_plane.allocator.commit import Commits
 from control_plane.allocator.core.allocation_record import restoring
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.commit import follow, following, overtaken
@@ -88,7 +89,7 @@ class Allocations:
         self,
         store: Store,
         index: RegionIndex,
-        participants: Participants,
+        participants: KnownMachines,
         refresh: Callable[[Iterable[str]], None] = lambda _: None,
         name: str = "allocator",
         runtime: Runtime | None = None,

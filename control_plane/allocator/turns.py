@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from wire.errors import Busy
@@ -14,6 +14,16 @@ ANSWER_S = 30.0
 """The longest that a caller waits; running work continues."""
 _CLOSE_S = 1.0
 T = TypeVar("T")
+
+
+async def end(work: Sequence[asyncio.Future[Any]]) -> None:
+    """Wait a moment for running work, then cancel it, in its order."""
+    if work:
+        _, late = await asyncio.wait(work, timeout=_CLOSE_S)
+        for one in work:
+            if one in late:
+                one.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
 
 
 class JobTurns:
@@ -32,12 +42,7 @@ class JobTurns:
 
     async def close(self) -> None:
         """Wait a moment for running work, then cancel it."""
-        if self._work:
-            _, late = await asyncio.wait(list(self._work), timeout=_CLOSE_S)
-            for work in list(self._work):
-                if work in late:
-                    work.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        await end(list(self._work))
 
     async def run(self, job: str, begin: Callable[[], Coroutine[None, None, T]]) -> T:
         """Run `begin` once no other allocation of this job runs; return its result.

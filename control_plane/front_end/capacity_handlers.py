@@ -74,7 +74,7 @@ class CapacityHandlers(PlaneHandlers):
 
     async def get_request(self, call: Call) -> EntitlementRequest:
         """Show a request."""
-        return await self._plane.capacity.get_request(call.path["request"])
+        return self._plane.capacity.portal.requests.get(call.path["request"])
 
     async def approve_request(self, call: Call) -> EntitlementRequest:
         """Grant a request."""
@@ -85,11 +85,11 @@ class CapacityHandlers(PlaneHandlers):
     async def deny_request(self, call: Call) -> EntitlementRequest:
         """Refuse a request."""
         who = self._person(call.peer)
-        return await self._plane.capacity.deny(call.path["request"], who, call.body.note)
+        return await self._plane.capacity.portal.deny(call.path["request"], who, call.body.note)
 
     async def withdraw_request(self, call: Call) -> EntitlementRequest:
         """Withdraw a request."""
-        return await self._plane.capacity.withdraw(
+        return await self._plane.capacity.portal.withdraw(
             call.path["request"], self._person(call.peer), call.body.note
         )
 

@@ -106,7 +106,7 @@ class Forwarding:
         self._clients: dict[int, ShardClient] = {}
         if connect is not None:
             control_plane.ask_shard = self._release_idle
-            control_plane.maintenance.ask_others = self._find_places
+            control_plane.maintenance.previewer.ask_others = self._find_places
             if isinstance(control_plane.shards, ShardProcesses):
                 control_plane.shards.ask_ready = self._is_ready
 

@@ -160,7 +160,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
 
     async def find_places(self, call: Call) -> PlacesFound:
         """Find places for tasks of this shard's jobs."""
-        return await self._plane.maintenance.find_places(call.body)
+        return await self._plane.maintenance.previewer.find_places(call.body)
 
     async def readyz(self, _: Call) -> Liveness:
         """Answer whether everything is loaded and runs."""

@@ -11,17 +11,14 @@ from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
-from agent.api import ProfileState
 from control_plane.agents.region import Region
-from control_plane.api.machines import EventKind, MachineRecord, MachineState
+from control_plane.api.machines import EventKind
 from control_plane.api.maintenance import (
     KIND,
     MACHINES_MAX,
     Ends,
     GoOn,
     MaintenanceRequest,
-    PlacesFound,
-    PlacesRequest,
     PlanRecord,
     PlanState,
     PlanView,
@@ -32,7 +29,6 @@ from control_plane.api.maintenance import (
 )
 from control_plane.broker.core.unavailability import of_plan, planned
 from control_plane.ops_planner.core.waves import (
-    SeenHost,
     Stage,
     advance,
     check_name,
@@ -42,15 +38,17 @@ from control_plane.ops_planner.core.waves import (
     is_enough,
     is_one_by_one,
     plan_view,
-    stage,
+    stages_of,
 )
+from control_plane.ops_planner.hosts import HostsOfPlans
 from control_plane.ops_planner.ports import Announcements
-from control_plane.ops_planner.preview import AskPlaces, Previewer, PreviewSources
+from control_plane.ops_planner.preview import Previewer
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.table import Table
 from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.ports import Places
 from control_plane.store import Store
+from control_plane.store.quarantine import quarantined
 from control_plane.store.records import PLANS, WAVES
 from wire.errors import Conflict, InvalidInput, NotFound, TwineError
 
@@ -76,49 +74,32 @@ class OpsPlanner:
     ) -> None:
         self._plans: Table[PlanRecord] = Table(store, PLANS, PlanRecord, "maintenance plan")
         self._waves: Table[WaveRecord] = Table(store, WAVES, WaveRecord, "wave")
-        self._broker, self._observations, self._runtime = (
-            region.broker,
-            region.observations,
-            region.runtime,
-        )
-        self._allocator, self._outages, self._follows = allocator, outages, region.follows
-        self._announced: set[str] = set()
-        region.broker.listen(self._machine_changed)
-        runtime = region.runtime
-        self._previewer = Previewer(
-            PreviewSources(
-                region.broker,
-                region.observations,
-                jobs,
-                allocator,
-                owner,
-                counters,
-                self._announced,
-                runtime.checkpoint,
-                runtime.date,
-                lambda request: self.ask_others(request),
-            )
-        )
-        self.ask_others: AskPlaces = _no_other_plans
-        self.find_places = self._previewer.find_places
+        self._broker, self._runtime, self._outages = region.broker, region.runtime, outages
+        self._hosts = HostsOfPlans(region, allocator.directory)
+        self._damaged: set[str] = set()
+        """Plans whose record, or that of a wave, was set aside as damaged."""
+        self.previewer = Previewer(region, jobs, allocator, owner, counters)
 
     async def load(self) -> None:
-        """Read all plans."""
+        """Read all plans, and which of them were set aside as damaged."""
         await self._plans.load()
         await self._waves.load()
+        for name in await quarantined(self._plans.store):
+            for prefix in (PLANS, WAVES):
+                if name.startswith(prefix):
+                    self._damaged.add(name.removeprefix(prefix).partition("/")[0])
 
     async def run(self) -> None:
         """Carry plans out until cancelled."""
         while True:
-            for name in self._plans:
-                plan = self._plans.find(name)
-                if plan is not None and plan.ended is None:
-                    try:
-                        await self._look(name)
-                    except TwineError as e:  # the next check tries again
-                        log.warning(
-                            "check of a plan failed", extra={"plan": name, "reason": str(e)}
-                        )
+            steps = [(name, self._end_damaged) for name in sorted(self._damaged)]
+            steps += [(p.name, self._look) for p in self._plans.records() if p.ended is None]
+            for name, step in steps:
+                try:
+                    await step(name)
+                except TwineError as e:  # the next check tries again
+                    fields = {"plan": name, "reason": str(e)}
+                    log.warning("check of a plan failed", extra=fields)
             await self._runtime.sleep(_LOOK_S)
 
     # -- what operators ask
@@ -127,7 +108,7 @@ class OpsPlanner:
         """Return what a plan would do; changes nothing."""
         check_name(name)
         waves = await self._divided(name, request)
-        return await self._previewer.preview(name, request, waves)
+        return await self.previewer.preview(name, request, waves)
 
     async def accept(self, name: str, request: MaintenanceRequest, by: str) -> PlanView:
         """Store a plan and begin it; `Conflict` if its preview warns and `despite` is not set."""
@@ -135,7 +116,7 @@ class OpsPlanner:
         async with self._plans.lock(name):
             self._refuse_known(name)
             waves = await self._divided(name, request)
-            preview = await self._previewer.preview(name, request, waves)
+            preview = await self.previewer.preview(name, request, waves)
             if preview.warnings and not request.despite:
                 count = len(preview.warnings)
                 more = f" (and {count - 1} more)" if count > 1 else ""
@@ -168,7 +149,8 @@ class OpsPlanner:
     def show(self, name: str) -> PlanView:
         """Return a plan with all its waves."""
         plan = self._plans.get(name)
-        return plan_view(plan, self._waves_of(plan), self._hosts(plan), self._runtime.date())
+        waves = self._waves_of(plan)
+        return plan_view(plan, waves, self._hosts.of(plan, waves), self._runtime.date())
 
     def every(self) -> list[PlanView]:
         """Return all plans, the newest first, with the waves that are under way."""
@@ -216,10 +198,11 @@ class OpsPlanner:
         if plan.ended is not None:
             raise Conflict(f"plan {name} is {plan.state}")
         if request.without:
-            hosts = self._hosts(plan)
-            for wave in self._waves_of(plan):
+            waves = self._waves_of(plan)
+            hosts = self._hosts.of(plan, waves)
+            for wave in waves:
                 if wave.state is WaveState.ANNOUNCED:
-                    stages = {m: stage(m, hosts.get(m), wave, plan.ends) for m in wave.machines}
+                    stages = stages_of(wave, hosts, plan.ends)
                     late = [name for name, at in stages.items() if at != Stage.DONE]
                     left_out = sorted({*wave.left_out, *late})
                     await self._put_wave(replace(wave, left_out=left_out))
@@ -241,7 +224,8 @@ class OpsPlanner:
             for wave in self._waves_of(plan):
                 await self._runtime.checkpoint()
                 if wave.state is WaveState.WAITING:
-                    if is_enough(plan, self._waves_of(plan), self._hosts(plan)):
+                    waves = self._waves_of(plan)
+                    if is_enough(plan, waves, self._hosts.of(plan, waves)):
                         await self._put_wave(replace(wave, state=WaveState.CANCELLED, ended=now))
                         continue
                     await self._announce(plan, wave, now)
@@ -249,7 +233,7 @@ class OpsPlanner:
                         break
                 elif wave.state is WaveState.ANNOUNCED:
                     await self._announce_missing(plan, wave)
-                    then = advance(plan, wave, self._hosts(plan, wave), now)
+                    then = advance(plan, wave, self._hosts.of(plan, [wave]), now)
                     if then.close:
                         await self._outages.end_plan(then.close, name)
                     waits = waits or then.waits
@@ -259,7 +243,7 @@ class OpsPlanner:
                     elif is_one_by_one(plan.request):
                         break
                 elif wave.left_out:  # they may be back by now
-                    back = advance(plan, wave, self._hosts(plan, wave), now).close
+                    back = advance(plan, wave, self._hosts.of(plan, [wave]), now).close
                     await self._outages.end_plan(back, name)
             open_waves = [w for w in self._waves_of(plan) if w.ended is None]
             state = PlanState.PAUSED if waits else PlanState.RUNNING
@@ -312,7 +296,8 @@ class OpsPlanner:
 
     async def _end_cancelled(self, plan: PlanRecord) -> None:
         """End the waves and announcements of a cancelled plan; the caller has its lock."""
-        now, hosts, waves = self._runtime.date(), self._hosts(plan), self._waves_of(plan)
+        now, waves = self._runtime.date(), self._waves_of(plan)
+        hosts = self._hosts.of(plan, waves)
         for wave in waves:
             if wave.ended is None:
                 is_begun = wave.state is WaveState.ANNOUNCED
@@ -324,6 +309,29 @@ class OpsPlanner:
         await self._plans.commit(plan.name, replace(plan, ended=now))
         log.info("plan ended", extra={"plan": plan.name, "state": plan.state.value})
 
+    async def _end_damaged(self, name: str) -> None:
+        """End what a damaged plan, or a damaged wave, has announced: no record says until when.
+
+        What waves with a record have announced stays if they ended, or if the plan continues.
+        """
+        plan = self._plans.find(name)
+        kept = {
+            machine
+            for wave in self._waves.records()
+            if wave.plan == name and (wave.ended is not None or plan is not None)
+            for machine in wave.machines
+        }
+        is_over = plan is not None and plan.ended is not None
+        for machine in [] if is_over else list(self._broker.table):
+            await self._runtime.checkpoint()
+            record = self._broker.table.find(machine)
+            events = planned(record) if record is not None and machine not in kept else ()
+            if any(event.plan == name for event in events):
+                await self._outages.end_plan([machine], name)
+                fields = {"plan": name, "machine": machine}
+                log.warning("announcement of a damaged plan ended", extra=fields)
+        self._damaged.discard(name)
+
     # -- machines and waves
 
     async def _divided(self, name: str, request: MaintenanceRequest) -> list[list[str]]:
@@ -331,7 +339,7 @@ class OpsPlanner:
         names = await self._outages.machines(request.machines, request.scope)
         if len(names) > MACHINES_MAX:
             raise InvalidInput(f"plan {name} has {len(names)} machines, more than {MACHINES_MAX}")
-        return await self._previewer.waves(names, request)
+        return await self.previewer.waves(names, request)
 
     def _refuse_known(self, name: str) -> None:
         known = self._plans.find(name)
@@ -347,59 +355,6 @@ class OpsPlanner:
         found = (self._waves.find(_key(plan.name, n)) for n in range(1, plan.waves + 1))
         return [wave for wave in found if wave is not None]
 
-    def _hosts(self, plan: PlanRecord, only: WaveRecord | None = None) -> dict[str, SeenHost]:
-        """Return the machines of announced waves, and of others that a plan has not done with.
-
-        These are waves with machines that were left out, and with `power-cap` all finished ones.
-        """
-        seen = dict[str, SeenHost]()
-        if plan.ended is not None:
-            return seen
-        for wave in [only] if only is not None else self._waves_of(plan):
-            is_counted = plan.request.work is Work.POWER_CAP and wave.state is WaveState.DONE
-            if wave.state is WaveState.ANNOUNCED or wave.left_out or is_counted:
-                for name in wave.machines:
-                    record = self._broker.table.find(name)
-                    if record is not None:
-                        seen[name] = self._seen(plan, record)
-        return seen
-
-    def _seen(self, plan: PlanRecord, record: MachineRecord) -> SeenHost:
-        event, observation = (
-            of_plan(record, plan.name, plan.at),
-            self._observations.observation(record.machine),
-        )
-        elsewhere = not self._follows(record.entitlement)  # then only its record shows its state
-        is_up = record.state is MachineState.UP and (observation.answering or elsewhere)
-        may_stay = plan.request.tasks_survive and event is not None and event.deadline is not None
-        may_stay = may_stay and self._runtime.date() >= (event.deadline or 0.0 if event else 0.0)
-        return SeenHost(
-            is_open=event is None or event.end is None,
-            is_well=is_up and (not record.entitlement or self._is_ready(record)),
-            tasks=0 if may_stay else self._left(plan, record, is_reachable=is_up),
-            boot=record.facts.boot_id if record.facts is not None else "",
-            power_w=record.hardware.power_w if record.hardware is not None else 0,
-            is_held=bool(record.entitlement) and plan.request.work is not Work.POWER_CAP,
-        )
-
-    def _is_ready(self, record: MachineRecord) -> bool:
-        if self._follows(record.entitlement):
-            return self._observations.ready(record)
-        return record.profile_state is ProfileState.VERIFIED
-
-    def _left(self, plan: PlanRecord, record: MachineRecord, *, is_reachable: bool) -> int:
-        """Return how many tasks must still leave a machine.
-
-        A task that its controller had stopped, to be started there again afterwards, counts as
-        gone: its place is kept, and it does not run (TC8). An empty machine keeps no place if it
-        does not return. A machine that does not answer may still run its tasks.
-        """
-        tasks = self._allocator.directory.tasks(record.machine)
-        if not is_reachable or plan.ends is Ends.EMPTY or not self._follows(record.entitlement):
-            return len(tasks)
-        running = self._observations.observation(record.machine).tasks
-        return sum(1 for task in tasks if task in running)
-
     async def _put_wave(self, wave: WaveRecord) -> None:
         key = _key(wave.plan, wave.number)
         async with self._waves.lock(key):
@@ -409,7 +364,7 @@ class OpsPlanner:
         """Delete the plans that ended first, when there are too many."""
         over = [plan for plan in self._plans.records() if plan.ended is not None]
         over.sort(key=lambda plan: plan.ended or 0.0)
-        for plan in over[: max(0, len(over) - _KEPT)]:
+        for plan in over[:-_KEPT]:
             async with self._plans.lock(plan.name):
                 for wave in self._waves_of(plan):
                     key = _key(wave.plan, wave.number)
@@ -417,18 +372,6 @@ class OpsPlanner:
                         await self._waves.commit(key, None)
                 await self._plans.commit(plan.name, None)
 
-    def _machine_changed(
-        self, name: str, _: MachineRecord | None, after: MachineRecord | None
-    ) -> None:
-        if after is not None and planned(after):
-            self._announced.add(name)
-        else:
-            self._announced.discard(name)
-
 
 def _key(plan: str, number: int) -> str:
     return f"{plan}/{number:06d}"
-
-
-async def _no_other_plans(_: PlacesRequest) -> PlacesFound:
-    return PlacesFound()

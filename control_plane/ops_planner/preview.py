@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from control_plane.agents.observations import Observations
-from control_plane.agents.ports import KnownMachines
+from control_plane.agents.region import Region
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.demand import Demand, demand_for
 from control_plane.allocator.core.machine_pools import Pool
@@ -58,38 +56,42 @@ With more, each job is judged as if it moved alone, and the preview notes it."""
 AskPlaces = Callable[[PlacesRequest], Awaitable[PlacesFound]]
 
 
-@dataclass(frozen=True, slots=True)
-class PreviewSources:
-    """What a preview reads."""
-
-    brokers: KnownMachines
-    observations: Observations
-    jobs: JobTable
-    allocator: Places
-    owner: Callable[[str], Places | None]
-    """Returns the allocator of a pool; None: another process has it."""
-    counters: Counters
-    announced: Set[str]
-    """Machines for which anything is planned."""
-    checkpoint: Callable[[], Awaitable[None]]
-    date: Callable[[], float]
-    ask_others: AskPlaces
-    """Asks the other processes that place tasks; jobs without an answer are missing."""
-
-
 class Previewer:
     """Judges plans."""
 
-    def __init__(self, sources: PreviewSources) -> None:
-        self._at = sources
+    def __init__(
+        self,
+        region: Region,
+        jobs: JobTable,
+        allocator: Places,
+        owner: Callable[[str], Places | None],
+        counters: Counters,
+    ) -> None:
+        """`owner` returns the allocator of a pool; None: another process has it."""
+        self._machines, self._observations = region.broker.table, region.observations
+        self._runtime, self._counters = region.runtime, counters
+        self._jobs, self._allocator, self._owner = jobs, allocator, owner
+        self._announced: set[str] = set()
+        """Machines for which anything is planned."""
+        self.ask_others: AskPlaces = _no_other_plans
+        """Asks the other processes that place tasks; jobs without an answer are missing."""
+        region.broker.listen(self._machine_changed)
+
+    def _machine_changed(
+        self, name: str, _: MachineRecord | None, after: MachineRecord | None
+    ) -> None:
+        if after is not None and announced(after):
+            self._announced.add(name)
+        else:
+            self._announced.discard(name)
 
     async def waves(self, names: Sequence[str], request: MaintenanceRequest) -> list[list[str]]:
         """Return the machines of each wave."""
         planned_machines = []
         for number, name in enumerate(names):
             if number % _TURN == _TURN - 1:
-                await self._at.checkpoint()
-            record = self._at.brokers.table.find(name)
+                await self._runtime.checkpoint()
+            record = self._machines.find(name)
             if record is not None:
                 at = record.location
                 place = (at.datacenter, at.msb, at.row, at.rack)
@@ -113,7 +115,7 @@ class Previewer:
         wave_by_wave = is_one_by_one(request)
         first = waves[0] if wave_by_wave else [machine for wave in waves for machine in wave]
         at_once, held = within_budgets(first, on, jobs)
-        up = max(1, self._at.counters.machines[MachineState.UP])
+        up = max(1, self._counters.machines[MachineState.UP])
         largest = max(map(len, waves)) if wave_by_wave else len(scope)
         if down:
             notes.append(f"{down} of these machines are down already")
@@ -150,10 +152,10 @@ class Previewer:
             for machine in wave:
                 looked += 1
                 if looked % _TURN == 0:
-                    await self._at.checkpoint()
-                record = self._at.brokers.table.find(machine)
+                    await self._runtime.checkpoint()
+                record = self._machines.find(machine)
                 down += record is not None and record.state is not MachineState.UP
-                for task, entry in self._at.allocator.directory.tasks(machine).items():
+                for task, entry in self._allocator.directory.tasks(machine).items():
                     if entry.leaving:
                         continue
                     job = jobs.get(entry.job) or self._job(entry.job, len(waves))
@@ -170,7 +172,7 @@ class Previewer:
         return jobs, on, down
 
     def _job(self, name: str, waves: int) -> JobNow | None:
-        record = self._at.jobs.find(name)
+        record = self._jobs.find(name)
         if record is None or record.stopping:
             return None
         is_seen = self._places_of(name) is not None
@@ -190,15 +192,14 @@ class Previewer:
     def _serves(self, task: TaskRecord) -> bool:
         if task.placement is None:
             return False
-        return available(
-            task, self._at.observations.view({}, [task.placement.machine], self._at.date())
-        )
+        now = self._runtime.date()
+        return available(task, self._observations.view({}, [task.placement.machine], now))
 
     def _priority(self, record: MachineRecord) -> int:
         """Return the highest priority of a machine's tasks; one without tasks goes last."""
-        jobs = self._at.allocator.directory.jobs(record.machine)
-        known = (self._at.jobs.find(job) for job in jobs)
-        ours = [self._at.allocator.entitlement_of(job.spec) for job in known if job is not None]
+        jobs = self._allocator.directory.jobs(record.machine)
+        known = (self._jobs.find(job) for job in jobs)
+        ours = [self._allocator.entitlement_of(job.spec) for job in known if job is not None]
         return max((e.priority for e in ours if e is not None), default=_NOTHING_THERE)
 
     # -- where they would go
@@ -241,7 +242,7 @@ class Previewer:
         request = PlacesRequest(
             tasks={n: list(of) for n, of in leaving.items()}, leave=sorted(scope)
         )
-        found = (await self._at.ask_others(request)).jobs
+        found = (await self.ask_others(request)).jobs
         for name, places in found.items():
             if name in jobs and places.unplaced > jobs[name].unplaced:
                 jobs[name].unplaced, jobs[name].reasons = places.unplaced, list(places.reasons)
@@ -270,27 +271,28 @@ class Previewer:
             for name in sorted(leaving, key=lambda name: (-len(leaving[name]), name)):
                 change = self._find_place(jobs[name], leaving[name], scope)
                 if not at_once:
-                    await self._at.checkpoint()
+                    await self._runtime.checkpoint()
                 elif change is not None and not self._index_of(change).reserve(change):
                     reserved.append(change)
         finally:
             for change in reversed(reserved):
                 self._index_of(change).rollback(change)
-        await self._at.checkpoint()
+        await self._runtime.checkpoint()
         return at_once
 
     def _places_of(self, job: str) -> Places | None:
-        record = self._at.jobs.find(job)
-        owner, pool_of = self._at.owner, self._at.allocator.pool_of
-        return self._at.allocator if record is None else owner(pool_of(record.spec))
+        record = self._jobs.find(job)
+        if record is None:
+            return self._allocator
+        return self._owner(self._allocator.pool_of(record.spec))
 
     def _index_of(self, change: Change) -> RegionIndex:
-        return (self._at.owner(change.pool) or self._at.allocator).index
+        return (self._owner(change.pool) or self._allocator).index
 
     def _find_place(
         self, job: JobNow, tasks: tuple[int, ...], scope: frozenset[str]
     ) -> Change | None:
-        record, allocator = self._at.jobs.find(job.job), self._places_of(job.job)
+        record, allocator = self._jobs.find(job.job), self._places_of(job.job)
         if record is None or allocator is None or not tasks:
             return None
         entitlement = allocator.entitlement_of(record.spec)
@@ -323,8 +325,8 @@ class Previewer:
 
     def _make_room(self, allowance: Allowance, pool: Pool, scope: frozenset[str]) -> None:
         """Raise a pool's allowance by the machines that it gives up."""
-        for name in scope - self._at.announced:
-            machine = self._at.allocator.index.machines.get(name)
+        for name in scope - self._announced:
+            machine = self._allocator.index.machines.get(name)
             if machine is None or machine.pool != pool.name:
                 continue
             kind = machine.capacity.machine_type
@@ -343,10 +345,10 @@ class Previewer:
     ) -> list[str]:
         machines: dict[str, list[str]] = defaultdict(list)
         shared: dict[str, set[str]] = defaultdict(set)
-        for number, machine in enumerate(sorted(self._at.announced | scope)):
+        for number, machine in enumerate(sorted(self._announced | scope)):
             if number % _TURN == _TURN - 1:
-                await self._at.checkpoint()
-            record = self._at.brokers.table.find(machine)
+                await self._runtime.checkpoint()
+            record = self._machines.find(machine)
             for event in announced(record) if record is not None else ():
                 if event.plan == name and name:
                     continue
@@ -356,6 +358,10 @@ class Previewer:
                 if machine in scope:
                     machines[whose].append(machine)
                 else:
-                    there = self._at.allocator.directory.jobs(machine)
+                    there = self._allocator.directory.jobs(machine)
                     shared[whose] |= there & jobs.keys()
         return overlaps(machines, {plan: sorted(both) for plan, both in shared.items() if both})
+
+
+async def _no_other_plans(_: PlacesRequest) -> PlacesFound:
+    return PlacesFound()

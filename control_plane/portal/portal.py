@@ -109,7 +109,7 @@ class Portal:
                 return known
             more = await self._check(name, spec, jobs)
             if more is not None:
-                raise more.refusal(name)
+                raise _too_much(name, more)
             if self._needs_approval(known, spec):
                 raise Forbidden(
                     f"cannot give entitlement {name!r} more capacity: approval is required",
@@ -117,10 +117,10 @@ class Portal:
                 )
             return await self._grant(name, spec)
 
-    async def delete(self, name: str, *, jobs: list[str], held: list[str]) -> None:
+    async def delete(self, name: str, use: Use) -> None:
         """Remove an entitlement that nothing uses."""
         async with self._lock:
-            self._check_unused(name, Use(jobs, held))
+            self._check_unused(name, use)
             await self._remove(name)
 
     async def request(
@@ -169,7 +169,7 @@ class Portal:
             if request.spec is None:
                 self._check_unused(name, use)
             elif (more := await self._check(name, request.spec, use.jobs)) is not None:
-                raise more.refusal(name)
+                raise _too_much(name, more)
             return await self._approve(request, who, note)
 
     async def deny(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
@@ -236,8 +236,8 @@ class Portal:
         more = await self._check(name, spec, use.jobs)
         if more is not None:
             if change.queue:
-                return f"the region has too few machines: {more.short}"
-            raise more.refusal(name)
+                return f"the region has too few machines: {more}"
+            raise _too_much(name, more)
         if change.queue:
             return "another user has to decide"
         if self._needs_approval(known, spec):
@@ -250,7 +250,7 @@ class Portal:
 
     async def _check(
         self, name: str, spec: EntitlementSpec, jobs: Sequence[str]
-    ) -> _TooMuch | None:
+    ) -> Shortage | None:
         """Raise all errors of a specification; return its shortage of machines, if any."""
         specs, supply = self.specs(), self.supply.counts()
         before = specs.get(name)
@@ -265,10 +265,8 @@ class Portal:
         if not asks_for_more(before, spec):
             return None
         if len(specs) < MANY:
-            short = shortage(name, spec, specs, supply)
-        else:
-            short = await asyncio.to_thread(shortage, name, spec, specs, supply)
-        return None if short is None else _TooMuch(short)
+            return shortage(name, spec, specs, supply)
+        return await asyncio.to_thread(shortage, name, spec, specs, supply)
 
     def _check_unused(self, name: str, use: Use) -> None:
         self.table.get(name)
@@ -357,16 +355,9 @@ class Portal:
         log.info("entitlement deleted", extra={"entitlement": name})
 
 
-@dataclass(frozen=True, slots=True)
-class _TooMuch:
-    """A change that exceeds the available machines."""
-
-    short: Shortage
-
-    def refusal(self, name: str) -> Unprocessable:
-        return Unprocessable(
-            f"cannot grant entitlement {name!r} its quota: {self.short}", hint=self.short.hint
-        )
+def _too_much(name: str, short: Shortage) -> Unprocessable:
+    message = f"cannot grant entitlement {name!r} its quota: {short}"
+    return Unprocessable(message, hint=short.hint)
 
 
 def _refused(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from control_plane.api.capacity import EntitlementRequest, RequestState
 from control_plane.store import Delete, Put, Store
 from control_plane.store.bounds import ROWS_MAX
+from control_plane.store.quarantine import quarantined
 from control_plane.store.records import REQUESTS, decode, encode
 from wire.errors import NotFound
 
@@ -25,11 +26,15 @@ class RequestBook:
         self._last = 0
 
     async def load(self) -> None:
-        """Read all requests."""
+        """Read all requests; ids of those that were set aside as damaged are not used again."""
         listing = await self._store.list_prefix(REQUESTS)
         found = [decode(e.value, EntitlementRequest, e.key) for e in listing.entries]
         for request in sorted(found, key=_number):
             self.accept(request)
+        for name in await quarantined(self._store):
+            number = name.removeprefix(f"{REQUESTS}r")
+            if number.isdecimal():
+                self._last = max(self._last, int(number))
 
     def __iter__(self) -> Iterator[EntitlementRequest]:
         """Yield all requests, the oldest first."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from msgspec.structs import replace
 
+from control_plane.agents.ports import MachineTable
 from control_plane.api.capacity import (
     EntitlementChange,
     EntitlementRecord,
@@ -22,7 +22,7 @@ from control_plane.api.capacity import (
 from control_plane.api.capacity_report import CapacityReport, PowerBudget
 from control_plane.api.machines import MachineRecord
 from control_plane.portal.core.grants import Shortage, Supply, rru_of, unkept
-from control_plane.portal.core.pools import pool_of, pool_quota
+from control_plane.portal.core.pools import Held, pool_of, pool_quotas
 from control_plane.portal.core.report import PortalReport, Used
 from control_plane.portal.portal import MANY, Person, Portal, Use
 from control_plane.runtime.runtime import Runtime
@@ -32,23 +32,11 @@ _CHUNK = 25
 """Machines that a report reads between two checkpoints: 0.3 ms."""
 
 
-class PortalMachines(Protocol):
-    """The broker's records."""
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield all names."""
-        ...
-
-    def find(self, name: str) -> MachineRecord | None:
-        """Return the record, if there is one."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Sources:
     """The portal's calls to the broker and the allocator."""
 
-    machines: PortalMachines
+    machines: MachineTable
     held: Callable[[str], list[MachineRecord]]
     """Returns the machines of a pool."""
     names_held: Callable[[str], list[str]]
@@ -67,7 +55,7 @@ class CapacityService:
     """All calls about entitlements."""
 
     def __init__(self, portal: Portal, sources: Sources, runtime: Runtime) -> None:
-        self._portal = portal
+        self.portal = portal
         self._sources = sources
         portal.jobs_of = sources.jobs_of
         self._runtime = runtime
@@ -75,17 +63,17 @@ class CapacityService:
     async def list_entitlements(self) -> Entitlements:
         """Return all entitlements, by name."""
         found = list[EntitlementView]()
-        for record in self._portal.table.records():
+        for record in self.portal.table.records():
             found.append(self._view(record))
             await self._runtime.checkpoint(answers=True)
         return Entitlements(entitlements=found)
 
     async def get_entitlement(self, name: str) -> EntitlementView:
         """Return an entitlement, or raise `NotFound`."""
-        record = self._portal.table.find(name)
+        record = self.portal.table.find(name)
         if record is not None:
             return self._view(record)
-        if waiting := self._portal.requests.pending(name):
+        if waiting := self.portal.requests.pending(name):
             raise NotFound(
                 f"entitlement {name!r} is not granted yet: {', '.join(waiting)} waits for approval",
                 hint="twinectl entitlement requests",
@@ -94,60 +82,50 @@ class CapacityService:
 
     async def put_entitlement(self, name: str, spec: EntitlementSpec) -> EntitlementView:
         """Create an entitlement or change it now; raises if that is not possible."""
-        return self._view(await self._portal.put(name, spec, jobs=self._jobs(name)))
+        return self._view(await self.portal.put(name, spec, jobs=self._sources.jobs_of(name)))
 
     async def delete_entitlement(self, name: str) -> None:
         """Remove an entitlement; `Conflict` while it has jobs."""
         use = await self._emptied(name)
-        await self._portal.delete(name, jobs=list(use.jobs), held=list(use.held))
+        await self.portal.delete(name, use)
 
     async def request(
         self, name: str, change: EntitlementChange, who: Person
     ) -> EntitlementRequest:
         """Grant a change, or store it as a pending request (CP1, CP12)."""
         remove_now = change.spec is None and not change.queue
-        use = await self._emptied(name) if remove_now else Use(self._jobs(name))
-        made = await self._portal.request(name, change, who, use)
+        use = await self._emptied(name) if remove_now else Use(self._sources.jobs_of(name))
+        made = await self.portal.request(name, change, who, use)
         return replace(made, warnings=self._warnings(name, change.spec))
 
     def _warnings(self, name: str, spec: EntitlementSpec | None) -> list[str]:
         """Warn that a quota below the number of held machines does not stop tasks (BUG-UX8)."""
         if spec is None:
             return []
-        pool, specs = pool_of(name, spec), {**self._portal.specs(), name: spec}
+        pool, specs = pool_of(name, spec), {**self.portal.specs(), name: spec}
         if pool not in specs:
             return []
-        held = [(m.machine_type, rru_of(m)) for m in self._sources.held(pool)]
+        held = Held()
+        for machine in self._sources.held(pool):
+            held.add(machine.machine_type, rru_of(machine))
         return [
             f"it holds more than its quota, {excess}: tasks are not stopped for that, and the "
             "excess machines are released as their tasks leave"
-            for excess in pool_quota(pool, specs).left(held).over()
+            for excess in pool_quotas(specs)[pool].excess(held)
         ]
 
     async def list_requests(self, *, decided: bool = False) -> EntitlementRequests:
         """Return the pending requests, with `decided` all requests; the oldest first."""
-        found = [r for r in self._portal.requests if decided or r.state is RequestState.PENDING]
+        found = [r for r in self.portal.requests if decided or r.state is RequestState.PENDING]
         return EntitlementRequests(requests=found)
-
-    async def get_request(self, request_id: str) -> EntitlementRequest:
-        """Return a request, or raise `NotFound`."""
-        return self._portal.requests.get(request_id)
 
     async def approve(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
         """Grant a pending request."""
-        request = self._portal.requests.get(request_id)
+        request = self.portal.requests.get(request_id)
         name = request.entitlement
-        removes = request.spec is None and self._portal.may_decide(who)
-        use = await self._emptied(name) if removes else Use(self._jobs(name))
-        return await self._portal.approve(request_id, who, note, use)
-
-    async def deny(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
-        """Refuse a pending request."""
-        return await self._portal.deny(request_id, who, note)
-
-    async def withdraw(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
-        """Withdraw a pending request of the caller."""
-        return await self._portal.withdraw(request_id, who, note)
+        removes = request.spec is None and self.portal.may_decide(who)
+        use = await self._emptied(name) if removes else Use(self._sources.jobs_of(name))
+        return await self.portal.approve(request_id, who, note, use)
 
     async def report(self) -> CapacityReport:
         """Return the capacity that is granted, held, used and left over.
@@ -161,7 +139,7 @@ class CapacityService:
             record = self._sources.machines.find(name)
             if record is not None:
                 report.add(record, self._sources.used(record))
-        records, supply = self._portal.table.records(), self._portal.supply.counts()
+        records, supply = self.portal.table.records(), self.portal.supply.counts()
         if len(records) < MANY:
             found, short = _summed_up(report, records, supply)
         else:
@@ -169,13 +147,10 @@ class CapacityService:
         shortages = [f"{pool}: {why}" for pool, why in sorted(short.items())]
         return replace(found, short=shortages, power=self._sources.power())
 
-    def _jobs(self, name: str) -> list[str]:
-        return self._sources.jobs_of(name)
-
     async def _emptied(self, name: str) -> Use:
         """Give back the idle machines of an entitlement, and return its remaining use."""
-        record = self._portal.table.get(name)
-        jobs = self._jobs(name)
+        record = self.portal.table.get(name)
+        jobs = self._sources.jobs_of(name)
         if record.spec.materialization is not None:
             return Use(jobs)  # its machines belong to the pool of another entitlement
         if not jobs:
@@ -187,8 +162,8 @@ class CapacityService:
         return EntitlementView(
             record=record,
             held=self._sources.names_held(pool),
-            jobs=self._jobs(record.name),
-            pending=self._portal.requests.pending(record.name),
+            jobs=self._sources.jobs_of(record.name),
+            pending=self.portal.requests.pending(record.name),
         )
 
 

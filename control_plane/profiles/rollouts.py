@@ -18,12 +18,7 @@ from control_plane.agents.core.seen import is_empty
 from control_plane.agents.region import Region
 from control_plane.api.capacity import EntitlementRecord
 from control_plane.api.machine_commands import BeginEvent, EndEvents, WantProfile
-from control_plane.api.machines import (
-    EventKind,
-    MachineRecord,
-    MachineState,
-    UnavailabilityEvent,
-)
+from control_plane.api.machines import EventKind, MachineRecord, MachineState, UnavailabilityEvent
 from control_plane.api.profiles import (
     ProfileProposal,
     ProfileRollout,
@@ -46,7 +41,6 @@ from control_plane.profiles.core.gradual import (
 )
 from control_plane.profiles.core.proposal import check_text
 from control_plane.profiles.core.stats import stats_of
-from control_plane.profiles.ports import Entitlements
 from control_plane.runtime.table import Table
 from control_plane.store import Store
 from control_plane.store.records import PROFILES, ROLLOUTS
@@ -66,7 +60,7 @@ class ProfileRollouts:
     def __init__(
         self,
         region: Region,
-        portal: Entitlements,
+        entitlements: Table[EntitlementRecord],
         store: Store,
         keys: Mapping[str, Sequence[str]],
         writer: str = "",
@@ -77,7 +71,7 @@ class ProfileRollouts:
         """
         self._broker, self._observations = region.broker, region.observations
         self._runtime = region.runtime
-        self._portal, self._keys, self._follows = portal, keys, region.follows
+        self._entitlements, self._keys, self._follows = entitlements, keys, region.follows
         self._versions: Table[ProfileVersion] = Table(
             store, PROFILES, ProfileVersion, "profile", writer=writer
         )
@@ -230,7 +224,7 @@ class ProfileRollouts:
         return self.show(entitlement)
 
     def _entitlement(self, name: str) -> EntitlementRecord:
-        record = self._portal.table.find(name)
+        record = self._entitlements.find(name)
         if record is None:
             raise NotFound(f"there is no entitlement {name!r}")
         return record
@@ -259,7 +253,7 @@ class ProfileRollouts:
         """Take the next step for one entitlement."""
         async with self._rollouts.lock(name):
             known = self._rollouts.find(name)
-            if self._portal.table.find(name) is None:
+            if self._entitlements.find(name) is None:
                 if known is not None:
                     await self._rollouts.commit(name, None)
                 return
@@ -346,10 +340,11 @@ class ProfileRollouts:
 
     async def _set_profile(self, name: str, profile: str) -> None:
         """Set the profile of an entitlement and of the reservations on its machines."""
-        for other, spec in self._portal.specs().items():
-            if name in (other, spec.materialization) and spec.host_profile != profile:
-                await self._portal.table.update(
-                    other,
+        for record in self._entitlements.records():
+            spec = record.spec
+            if name in (record.name, spec.materialization) and spec.host_profile != profile:
+                await self._entitlements.update(
+                    record.name,
                     lambda r: replace(
                         r,
                         spec=replace(r.spec, host_profile=profile),

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from control_plane.agents.pool import AgentPool
 from control_plane.agents.region import Region
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import STEP
 from control_plane.rebalancer.core.loads import REST_SHARE, Loads, modelled_w
 from control_plane.rebalancer.core.machine_use import Load
-from control_plane.rebalancer.ports import AgentClients, ShardedPlaces
+from control_plane.rebalancer.ports import ShardedPlaces
 from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ _ROUNDS = 3.0
 class LoadWatch:
     """Reads agents in rounds. Loads are unknown until two rounds are over."""
 
-    def __init__(self, region: Region, places: ShardedPlaces, agents: AgentClients) -> None:
+    def __init__(self, region: Region, places: ShardedPlaces, agents: AgentPool) -> None:
         settings = region.settings.rebalance
         self._region, self._places, self._agents = region, places, agents
         self._every_s, self._within_s = settings.measure_s, _ROUNDS * settings.measure_s

@@ -8,29 +8,26 @@ from itertools import islice
 
 from msgspec.structs import replace
 
+from control_plane.agents.region import Region
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.region_index import STEP
 from control_plane.allocator.core.request import Request
 from control_plane.api.jobs import JobRecord
-from control_plane.api.machines import EventKind, MachineRecord
+from control_plane.api.machines import EventKind
 from control_plane.api.rebalancing import (
-    GoalChange,
     MoveExplanation,
     MoveState,
     MoveView,
     PowerUse,
     RebalancePlan,
-    StackView,
     SwapState,
     SwapView,
 )
-from control_plane.api.settings import RebalanceSettings
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.unavailability import open_event
 from control_plane.portal.core.report import SMALL_MACHINES
 from control_plane.rebalancer.core.language import toml_of
-from control_plane.rebalancer.core.loads import modelled_w
 from control_plane.rebalancer.core.model import (
     DIMENSIONS,
     FLOAT,
@@ -41,25 +38,17 @@ from control_plane.rebalancer.core.model import (
 )
 from control_plane.rebalancer.core.place_use import PlaceSums
 from control_plane.rebalancer.core.region_language import in_language, words_about
-from control_plane.rebalancer.core.survey import JobTerms, Measured, Survey, SurveySources
+from control_plane.rebalancer.core.survey import JobTerms, Survey, SurveySources
+from control_plane.rebalancer.load_watch import LoadWatch
 from control_plane.rebalancer.ports import ShardedPlaces, Solve
-from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from control_plane.scheduler.core.rollout import is_quiet
 from control_plane.scheduler.job_control import STAYING
-
-
-def modelled(machine: Machine, rru: float) -> tuple[float, bool]:
-    """Return a machine's modelled draw in watts, and False: it was not measured."""
-    size = machine.capacity.rru
-    return modelled_w(machine.capacity.power_w, rru / size if size else 0.0), False
-
 
 MODEL = "model"
 """The name by which `explain` describes the model instead of a move."""
 _FREE_LOOKED_AT = 5_000
 """Free machines that are examined for those that a pool may take."""
-Drawn = Callable[[Machine, float], tuple[float, bool]]
 
 
 class Planner:
@@ -67,28 +56,23 @@ class Planner:
 
     def __init__(
         self,
-        runtime: Runtime,
+        region: Region,
         jobs: Table[JobRecord],
         places: ShardedPlaces,
         solve: Solve,
-        settings: RebalanceSettings,
-        machine_of: Callable[[str], MachineRecord | None],
+        watch: LoadWatch,
+        moved_at: Callable[[str], Mapping[int, float]],
     ) -> None:
-        """Plan nothing yet."""
-        self._runtime, self._jobs, self._places = runtime, jobs, places
-        self._machine_of = machine_of
-        self._solve, self._settings = solve, settings
+        """`moved_at` returns when tasks of a job moved last, in seconds since 1970."""
+        self._runtime, self._settings = region.runtime, region.settings.rebalance
+        self._jobs, self._places, self._solve = jobs, places, solve
+        self._machine_of = region.broker.table.find
+        self._watch, self._moved_at = watch, moved_at
         self.weights = Weights(
-            hot_from=settings.hot_from, tolerance=settings.tolerance, move=settings.move_price
+            hot_from=self._settings.hot_from,
+            tolerance=self._settings.tolerance,
+            move=self._settings.move_price,
         )
-        self.measured: Measured = lambda _job, tasks: [None] * len(tasks)
-        """Returns what tasks use, where their agents were read recently."""
-        self.age_s: Callable[[], float | None] = lambda: None
-        """Returns the age in seconds of the oldest of those readings."""
-        self.drawn: Drawn = modelled
-        """Returns what a machine draws, in watts, and whether it was measured."""
-        self.moved_at: Callable[[str], Mapping[int, float]] = lambda _job: {}
-        """Returns when tasks of a job moved last, in seconds since 1970."""
         self.limits: dict[str, list[float]] = {}
         """Pool → the use of each dimension that the last plan treated as the limit."""
 
@@ -107,7 +91,7 @@ class Planner:
         return replace(
             made,
             only=sorted(only) if only is not None else [],
-            oldest_load_s=self.age_s(),
+            oldest_load_s=self._watch.age_s(),
             watts_measured=sums.measured,
             places=sums.uses(),
             power=[
@@ -133,7 +117,7 @@ class Planner:
             if machine is not None:
                 used = before[first : first + wide], after[first : first + wide]
                 sums.add(machine.place, model.sizes[at], *used)
-                sums.measured += self.drawn(machine, 0.0)[1]
+                sums.measured += self._watch.watts(machine, 0.0)[1]
             if at % STEP == STEP - 1:
                 await self._runtime.checkpoint()
         return sums
@@ -163,7 +147,7 @@ class Planner:
         """Return the tasks of a quiet job that may move now."""
         settled = self._runtime.date() - self._settings.settle_s
         rested = self._runtime.date() - self._settings.rest_s
-        moved = self.moved_at(record.name)
+        moved = self._moved_at(record.name)
         return {
             task.index
             for task in record.tasks
@@ -214,9 +198,9 @@ class Planner:
             indexes=self._places.indexes,
             owner=self._places.owner,
             terms=lambda job: self.terms(job, named),
-            measured=self.measured,
+            measured=self._watch.measured,
             offered=self._offered,
-            drawn=self.drawn,
+            drawn=self._watch.watts,
             capped=self._is_capped,
             swappable=self._is_swappable if self._settings.swaps_per_plan else None,
             stack_of=self._stack_of if only is None else lambda _pool: None,
@@ -268,7 +252,7 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
         number=number,
         made_at=now,
         took_s=round(answer.took_s, 3),
-        goals=[GoalChange(goal=s.goal, before=s.before, after=s.after) for s in answer.scores],
+        goals=answer.scores,
         gain=answer.gain,
         price=answer.price,
         bound=answer.bound,
@@ -279,8 +263,11 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
         tasks=len(model.tasks.can_move),
         movable=sum(model.tasks.can_move),
         measured=model.measured,
-        moves=_moves(number, answer, now),
-        swaps=_swaps(number, answer, now),
+        moves=_numbered(number, answer.steps, now),
+        swaps=[
+            replace(swap, id=f"s{number}.{place}", gain=round(swap.gain, 4), at=now)
+            for place, swap in enumerate(answer.swaps, 1)
+        ],
         limits=answer.limits,
         used={
             pool: {
@@ -289,44 +276,21 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
             }
             for pool, limits in answer.limits.items()
         },
-        stacks=[
-            StackView(on=step.on, entitlements=step.entitlements, machines=step.machines)
-            for step in answer.stacks
-        ],
+        stacks=answer.stacks,
     )
 
 
-def _moves(number: int, answer: SolverAnswer, now: float) -> list[MoveView]:
+def _numbered(number: int, moves: Sequence[MoveView], now: float) -> list[MoveView]:
     return [
-        MoveView(
+        replace(
+            move,
             id=f"p{number}.{place}",
-            job=step.job,
-            task=step.task,
-            from_machine=step.from_machine,
-            to_machine=step.to_machine,
-            wave=step.wave,
-            gain=round(step.gain, 4),
-            power_gain=round(step.power_gain, 4),
-            price=round(step.price, 4),
-            why=step.why,
+            gain=round(move.gain, 4),
+            power_gain=round(move.power_gain, 4),
+            price=round(move.price, 4),
             at=now,
         )
-        for place, step in enumerate(answer.steps, 1)
-    ]
-
-
-def _swaps(number: int, answer: SolverAnswer, now: float) -> list[SwapView]:
-    return [
-        SwapView(
-            id=f"s{number}.{place}",
-            one=step.one,
-            two=step.two,
-            gain=round(step.gain, 4),
-            price=step.price,
-            why=step.why,
-            at=now,
-        )
-        for place, step in enumerate(answer.swaps, 1)
+        for place, move in enumerate(moves, 1)
     ]
 
 

@@ -6,57 +6,23 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from control_plane.agents.protocol import AgentApi
 from control_plane.allocator.core.claims import Claims
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.allocator.core.request import Allowance, Request
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.jobs import JobSpec
-from control_plane.api.machines import MachineRecord
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
+from control_plane.scheduler.ports import Places
 
 Solve = Callable[[RegionModel, Effort], Awaitable[SolverAnswer]]
 """Solves a model without blocking this process; raises `Busy` if that fails."""
-
-
-class FreeMachines(Protocol):
-    """What pools may take of the free machines."""
-
-    def allowance(self, request: Request) -> Allowance:
-        """Return what the pool of a request may take for it."""
-
-
-class IndexedPlaces(Protocol):
-    """The index and quotas of one shard's allocator. Nothing is claimed through it."""
-
-    @property
-    def index(self) -> RegionIndex:
-        """Return the machines of the region, and what jobs of this shard claim of them."""
-
-    @property
-    def quotas(self) -> FreeMachines:
-        """Return what pools may take."""
-
-    def entitlement_of(self, spec: JobSpec) -> EntitlementSpec | None:
-        """Return the specification of a job's entitlement."""
-
-    async def take(self, machine: str, pool: str) -> bool:
-        """Take a free machine for a pool ahead of its tasks; return whether that was done."""
-
-
-class AgentClients(Protocol):
-    """Open clients of agents."""
-
-    async def get(self, record: MachineRecord) -> AgentApi:
-        """Return the client of a machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedPlaces:
     """The places of all shards of this process; each pool's come from the shard that owns it."""
 
-    shards: Sequence[IndexedPlaces]
+    shards: Sequence[Places]
     shard_of: Callable[[str], int] = lambda _pool: 0
     granted: Callable[[str], EntitlementRecord | None] = lambda _pool: None
     """Returns the record of an entitlement."""
@@ -66,7 +32,7 @@ class ShardedPlaces:
         """Return the index of each shard."""
         return [shard.index for shard in self.shards]
 
-    def of_pool(self, pool: str) -> IndexedPlaces:
+    def of_pool(self, pool: str) -> Places:
         """Return the shard that owns a pool; the first, without claims, if another process has it.
 
         While shards run in other processes no move begins (`ControlPlane._unwell`).

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
+from control_plane.agents.pool import AgentPool
 from control_plane.agents.region import Region
 from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.feasibility import judge
@@ -35,6 +36,7 @@ from control_plane.broker.core.assignment import FREE
 from control_plane.ops_planner.ports import Announcements
 from control_plane.rebalancer.core.machine_use import Load, claimed_load, sizes_of, used_on
 from control_plane.rebalancer.core.pacing import (
+    ACTIVE,
     OPEN,
     Side,
     TaskNow,
@@ -49,7 +51,7 @@ from control_plane.rebalancer.core.pacing import (
 )
 from control_plane.rebalancer.load_watch import LoadWatch
 from control_plane.rebalancer.planning import Planner, explained, swap_explained
-from control_plane.rebalancer.ports import AgentClients, Moves, ShardedPlaces, Solve
+from control_plane.rebalancer.ports import Moves, ShardedPlaces, Solve
 from control_plane.rebalancer.records import RebalanceRecords
 from control_plane.rebalancer.swaps import MachineSwaps
 from control_plane.runtime.table import Table, ignore
@@ -79,28 +81,22 @@ class ReBalancer:
         store: Store,
         solve: Solve,
         unwell: Callable[[], str],
-        agents: AgentClients,
+        agents: AgentPool,
         drains: Announcements,
     ) -> None:
         """`unwell` returns why no task may be moved now; empty: moves are allowed."""
         self._settings, self._runtime = region.settings.rebalance, region.runtime
         self._jobs, self._places, self._moves, self._unwell = jobs, places, moves, unwell
-        find = region.broker.table.find
-        self.planner = Planner(region.runtime, jobs, places, solve, self._settings, find)
         self.records = RebalanceRecords(store)
-        self.planner.moved_at = self.records.moved_at
         self.watch = LoadWatch(region, places, agents)
-        self.planner.measured, self.planner.age_s = self.watch.measured, self.watch.age_s
-        self.planner.drawn = self.watch.watts
+        self.planner = Planner(region, jobs, places, solve, self.watch, self.records.moved_at)
         self.counts: Counter[MoveState] = Counter()
         """Moves that ended in the life of this process."""
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._touched: set[str] = set()
         """Pools that got or lost machines since the last plan."""
         region.broker.listen(self._on_machine_change, loaded=ignore)
-        self._cost = cost_with(
-            self.planner.weights.balance, self.planner.weights.hot, self._settings.hot_from
-        )
+        self._cost = cost_with(self.planner.weights)
         self.swaps = MachineSwaps(region, places, drains, self.records.table)
         self._limit = region.limits.of(
             LimitName.REBALANCE, self._settings.moves_per_s, self._settings.moves_burst
@@ -167,10 +163,10 @@ class ReBalancer:
         self._plan = replace(plan, resumed_at=now)
         self.planner.limits |= plan.limits
         for move in plan.moves:
-            after = ended.get(move.id) or resumed(move, self._now(move), now, why)
-            self._note(after)
-            if move.id not in ended:
-                await self._ended(after)
+            if move.id in ended:
+                self._note(ended[move.id])
+            else:
+                await self._store(resumed(move, self._now(move), now, why))
         if why:
             await self.records.put_plan(None)
 
@@ -202,9 +198,8 @@ class ReBalancer:
         if only is not None and not made.moves:
             return
         for move in self._open():
-            left = to(move, MoveState.WITHDRAWN, self._runtime.date(), "a newer plan came first")
-            self._note(left)
-            await self._ended(left)
+            now, why = self._runtime.date(), "a newer plan came first"
+            await self._store(to(move, MoveState.WITHDRAWN, now, why))
         self._plan = made
         if (gap := gap_of(made)) is not None and len(made.moves) < self._settings.moves_per_plan:
             self._gaps.append(gap)
@@ -216,12 +211,14 @@ class ReBalancer:
 
     # -- moving
 
+    def _moves_of_plan(self) -> list[MoveView]:
+        return self._plan.moves if self._plan is not None else []
+
     def _active(self) -> list[MoveView]:
-        moves = self._plan.moves if self._plan is not None else []
-        return [m for m in moves if m.state in (MoveState.WAITING, MoveState.MOVING)]
+        return [move for move in self._moves_of_plan() if move.state in ACTIVE]
 
     def _open(self) -> list[MoveView]:
-        return [m for m in (self._plan.moves if self._plan is not None else []) if m.state in OPEN]
+        return [move for move in self._moves_of_plan() if move.state in OPEN]
 
     def _held(self) -> str:
         """Return why no move begins now; empty: moves may begin."""
@@ -242,8 +239,7 @@ class ReBalancer:
                 continue
             after = followed(move, self._now(move), now, self._settings.patience_s)
             if after is not move:
-                self._note(after)
-                await self._ended(after)
+                await self._store(after)
 
     def _now(self, move: MoveView) -> TaskNow:
         moves, job, task = self._moves, move.job, move.task
@@ -265,8 +261,7 @@ class ReBalancer:
             now = self._runtime.date()
             why = self._objection(move)
             if why:
-                self._note(to(move, MoveState.WITHDRAWN, now, why))
-                await self._ended(self._move(move.id))
+                await self._store(to(move, MoveState.WITHDRAWN, now, why))
                 continue
             if self._limit.take(self._runtime.now()) > 0:
                 return
@@ -274,18 +269,16 @@ class ReBalancer:
             if await self._moves.begin(move.job, move.task, move.to_machine, reason):
                 self._note(to(move, MoveState.WAITING, now))
             else:
-                self._note(to(move, MoveState.WITHDRAWN, now, "its job has another operation"))
-                await self._ended(self._move(move.id))
+                why = "its job has another operation"
+                await self._store(to(move, MoveState.WITHDRAWN, now, why))
 
     def _objection(self, move: MoveView) -> str:
         """Return why a planned move is no longer to be made; empty: it still is."""
         claims = self._places.claims_of(move.job)
         claim = claims.get(move.task) if claims is not None else None
-        target = None
-        if claim is not None:
-            target = self._places.owner(claim.machine.pool).machines.get(move.to_machine)
         if claim is None or claim.machine.name != move.from_machine:
             return f"the task is no longer on {move.from_machine}"
+        target = self._places.owner(claim.machine.pool).machines.get(move.to_machine)
         if target is None or target.pool not in (FREE, claim.machine.pool):
             return f"{move.to_machine} no longer belongs to the entitlement"
         terms = self.planner.terms(move.job)
@@ -315,14 +308,14 @@ class ReBalancer:
         for holder in claim.machine.jobs:
             claims = self._places.claims_of(holder.job)
             if claims is not None and claims.get(claim.task) == claim:
-                known = self.planner.measured(holder.job, [claim.task])[0]
+                known = self.watch.measured(holder.job, [claim.task])[0]
                 return known or claimed_load(claim.demand, claim.machine)
         return claimed_load(claim.demand, claim.machine)
 
     # -- stored state
 
     def _move(self, name: str) -> MoveView:
-        moves = [*(self._plan.moves if self._plan is not None else []), *self.records.state.history]
+        moves = (*self._moves_of_plan(), *self.records.state.history)
         found = next((move for move in moves if move.id == name), None)
         if found is None:
             raise NotFound(f"there is no move {name!r}", hint="twinectl rebalance history")
@@ -333,16 +326,15 @@ class ReBalancer:
         moves = [move if known.id == move.id else known for known in self._plan.moves]
         self._plan = replace(self._plan, moves=moves)
 
-    async def _ended(self, move: MoveView) -> None:
-        """Store a move that ended, and the time of the move if its task moved."""
+    async def _store(self, move: MoveView) -> None:
+        """Note a move; if it ended, store it, and the time of the move if its task moved."""
+        self._note(move)
         if move.state in OPEN:
             return
         self.counts[move.state] += 1
         await self.records.add_ended(move)
-        log.info(
-            "move ended",
-            extra={"job": move.job, "task": move.task, "state": move.state, "reason": move.reason},
-        )
+        fields = {"job": move.job, "task": move.task, "state": move.state, "reason": move.reason}
+        log.info("move ended", extra=fields)
 
     # -- for people
 
@@ -350,7 +342,6 @@ class ReBalancer:
         """Return the present state and plan."""
         state, now = self.records.state, self._runtime.now()
         ended = [move.state for move in state.history]
-        due = self._due_at
         return RebalanceStatus(
             mode=self._settings.mode,
             paused=bool(state.paused_by),
@@ -358,7 +349,7 @@ class ReBalancer:
             paused_why=state.paused_why,
             holding="" if self._settings.mode is RebalanceMode.OFF else self._held(),
             error=self._error,
-            next_plan_s=None if due is None else max(0.0, due - now),
+            next_plan_s=None if self._due_at is None else max(0.0, self._due_at - now),
             plan=self._plan,
             gap=self._gaps[-1] if self._gaps else None,
             measured=len(self.watch.loads),
@@ -382,9 +373,7 @@ class ReBalancer:
         """Return the moves and exchanges that ended, the newest first."""
         open_ = self.swaps.under_way()
         ended = [swap for swap in self.swaps.all() if swap not in open_]
-        return RebalanceHistory(
-            moves=list(reversed(self.records.state.history)), swaps=list(reversed(ended))
-        )
+        return RebalanceHistory(moves=self.records.state.history[::-1], swaps=ended[::-1])
 
     def explain(self, name: str) -> MoveExplanation:
         """Return one move or exchange as text; raises `NotFound`."""

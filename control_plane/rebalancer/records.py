@@ -30,8 +30,18 @@ class RebalanceRecords:
     async def load(self) -> None:
         """Read everything; a state that was set aside as damaged counts as a pause."""
         await self.table.load()
+        self._first = RebalanceRecord(plans=self._last_number())
         if REBALANCE + _STATE in await quarantined(self.table.store):
-            self._first = RebalanceRecord(paused_by="the control plane", paused_why=_LOST)
+            why = {"paused_by": "the control plane", "paused_why": _LOST}
+            self._first = replace(self._first, **why)
+
+    def _last_number(self) -> int:
+        """Return the highest number of a plan that other records than the state have."""
+        found = [0]
+        for record in self.table.records():
+            found += [record.plans, record.plan.number if record.plan is not None else 0]
+            found += [int(swap.id.removeprefix("s").partition(".")[0]) for swap in record.swaps]
+        return max(found)
 
     @property
     def state(self) -> RebalanceRecord:
@@ -55,11 +65,14 @@ class RebalanceRecords:
             await self.table.commit(_STATE, change(self.state))
 
     async def put_plan(self, plan: RebalancePlan | None) -> None:
-        """Store a plan with its first moves; None, or no moves: there is none."""
-        record = None
+        """Store a plan with its first moves; None, or no moves: there is none.
+
+        The number of plans is stored too: if the state is damaged, no number comes again.
+        """
+        kept = None
         if plan is not None and plan.moves:
-            record = RebalanceRecord(plan=replace(plan, moves=plan.moves[:KEPT], places=[]))
-        await self._put(_PLAN, record)
+            kept = replace(plan, moves=plan.moves[:KEPT], places=[])
+        await self._put(_PLAN, RebalanceRecord(plans=self.state.plans, plan=kept))
 
     async def add_ended(self, move: MoveView) -> None:
         """Add a move to the history, and the time of the move if its task moved."""

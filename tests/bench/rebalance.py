@@ -38,7 +38,6 @@ from control_plane.rebalancer.core.model import (
     RegionModel,
     SolverAnswer,
     Weights,
-    total,
 )
 from control_plane.rebalancer.core.solving import solve
 from control_plane.rebalancer.core.state import State
@@ -46,7 +45,7 @@ from control_plane.rebalancer.load_watch import LoadWatch
 from control_plane.rebalancer.planning import Planner
 from control_plane.rebalancer.ports import ShardedPlaces
 from control_plane.runtime.runtime import Runtime
-from tests.rebalancer_models import a_model
+from tests.rebalancer_models import a_model, total
 
 Figures = dict[str, Any]
 CHEAP = Weights(move=0.001, move_per_gib=0.0, open=0.01)
@@ -322,16 +321,17 @@ def a_planner(index: RegionIndex) -> tuple[Planner, list[float]]:
         solver_s.append(time.process_time() - began)
         return msgspec.msgpack.decode(answer, type=SolverAnswer)
 
-    region = cast(Any, SimpleNamespace(settings=SimpleNamespace(rebalance=RebalanceSettings())))
-    region.runtime = SimpleNamespace(now=lambda: 0.0)
-    watch = LoadWatch(region, cast(Any, None), cast(Any, None))
+    settings = SimpleNamespace(rebalance=RebalanceSettings(solve_s=60.0, free_machines=0))
+    clock = SimpleNamespace(now=lambda: 0.0)
+    measured = cast(Any, SimpleNamespace(settings=settings, runtime=clock))
+    watch = LoadWatch(measured, cast(Any, None), cast(Any, None))
     watch.loads = loads
     table = SimpleNamespace(find=jobs.get, values=jobs.values)
     places = ShardedPlaces([cast(Any, AsTheyAre(index))])
-    settings = RebalanceSettings(solve_s=60.0, free_machines=0)
-    found = Planner(Runtime(), cast(Any, table), places, solved, settings, lambda _: None)
-    found.measured = watch.measured
-    return found, solver_s
+    machines = SimpleNamespace(table=SimpleNamespace(find=lambda _: None))
+    region = SimpleNamespace(settings=settings, runtime=Runtime(), broker=machines)
+    of = cast(Any, region), cast(Any, table), places, solved
+    return Planner(*of, watch, lambda _: {}), solver_s
 
 
 def planned(planner: Planner, solver_s: list[float], only: set[str] | None) -> Figures:

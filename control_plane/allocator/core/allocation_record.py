@@ -70,11 +70,6 @@ def record_after(
     )
 
 
-def near_of(record: AllocationRecord) -> Near:
-    """Return the neighbours that are stored with a job's allocation."""
-    return Near(record.apart_from, record.together_with)
-
-
 @lru_cache(maxsize=1024)
 def _stored(demand: Demand) -> StoredDemand:
     return StoredDemand(

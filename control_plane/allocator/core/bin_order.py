@@ -359,7 +359,7 @@ class EvenOrder:
     def _order_turn(self) -> None:
         """Order the rest of the turn: data centers with machines of the pool come first."""
         left = [d for d in self._turn[self._at :] if d.own or d.growing]
-        self._turn = sorted(left, key=_must_grow)
+        self._turn = sorted(left, key=lambda d: not d.own)
         self._at = 0
 
     def _next(self) -> None:
@@ -378,10 +378,6 @@ class EvenOrder:
 
     def _copy(self, order: HeapOrder) -> None:
         self.bins, self.growing = order.bins, order.growing
-
-
-def _must_grow(datacenter: _Datacenter) -> bool:
-    return not datacenter.own
 
 
 BinOrder = HeapOrder | EvenOrder

@@ -13,7 +13,7 @@ from control_plane.allocator.core.feasibility import admits, admits_any_of, is_l
 from control_plane.allocator.core.free_space_classes import EMPTY, scarcity
 from control_plane.allocator.core.machine_pools import Cell, Kinds, Machine, Part
 from control_plane.allocator.core.request import Group
-from control_plane.allocator.core.stranding import Totals, needs, rarities, stranded
+from control_plane.allocator.core.stranding import Totals, Traits
 from control_plane.api.policy import Fit
 from control_plane.broker.core.capacity import Capacity
 from control_plane.broker.core.matching import holds
@@ -29,17 +29,8 @@ class Search:
     """The tasks for which machines are searched, with properties that hold for all bins."""
 
     __slots__ = (
-        "_filled",
-        "_kept",
-        "_stranded",
-        "_totals",
-        "demand",
-        "group",
-        "is_simple",
-        "judged",
-        "may_be_avoided",
-        "plain",
-        "tight",
+        *("_totals", "_traits", "demand", "group", "is_simple", "judged", "may_be_avoided"),
+        *("plain", "tight"),
     )
 
     def __init__(
@@ -63,26 +54,22 @@ class Search:
         self.judged = 0
         """Machines that did not fit since the last checkpoint."""
         self._totals = totals
-        self._stranded: dict[int, float] = {}
-        self._filled: dict[int, bool] = {}
-        self._kept: dict[int, bool] = {}
+        self._traits: dict[int, Traits] = {}
+
+    def _traits_of(self, capacity: Capacity) -> Traits:
+        found = self._traits.get(id(capacity))
+        if found is None:
+            found = Traits.of(self.demand, capacity, self._totals)
+            self._traits[id(capacity)] = found
+        return found
 
     def fills(self, capacity: Capacity) -> bool:
         """Return whether machines of a kind are always filled one by one."""
-        found = self._filled.get(id(capacity))
-        if found is None:
-            found = self._filled[id(capacity)] = bool(rarities(capacity, self._totals))
-        return found
+        return self._traits_of(capacity).is_rare
 
     def keeps(self, part: Part) -> bool:
         """Return whether machines are kept for tasks that need a rare resource."""
-        capacity = part.capacity
-        found = self._kept.get(id(capacity))
-        if found is None:
-            rare = rarities(capacity, self._totals)
-            needed = needs(self.demand, capacity, self._totals) if rare else rare
-            found = self._kept[id(capacity)] = bool(rare) and not rare & needed
-        return found
+        return self._traits_of(part.capacity).is_kept
 
     def suits(self, machine: Machine) -> bool:
         """Return whether a machine could run the tasks if it were empty."""
@@ -96,7 +83,9 @@ class Search:
 
     def ordered(self, parts: Sequence[Part]) -> Sequence[Part]:
         """Return machines of several kinds; the kind where a task strands least comes first."""
-        return parts if len(parts) < 2 else sorted(parts, key=self._strands)
+        if len(parts) < 2:
+            return parts
+        return sorted(parts, key=lambda part: self._traits_of(part.capacity).strands)
 
     def kinds(self, buckets: Sequence[Part]) -> Kinds:
         """Return the buckets that are not kept, in order, and whether each is filled one by one."""
@@ -163,13 +152,6 @@ class Search:
                 fails = judge(demand, machine, work.room(machine)) or work.is_short(machine)
                 return None if fails else machine
         return None
-
-    def _strands(self, part: Part) -> float:
-        capacity = part.capacity
-        found = self._stranded.get(id(capacity))
-        if found is None:
-            found = self._stranded[id(capacity)] = stranded(self.demand, capacity, self._totals)
-        return found
 
 
 class Source:
@@ -345,18 +327,10 @@ class Source:
         no_fit = plain and all(part is part.bucket for part in parts)
         seen = [(part.bucket, part.bucket.news, part.bucket.moves) for part in parts]
         work.lacks_own = False
-        orders = [
-            part.usable(
-                None if part.bucket in gained else demand,
-                tight=search.tight or search.fills(part.capacity),
-                supply=None if work.power is None else work,
-            )
-            for part in parts
-        ]
         if work.ranking.counts_machines:
             again = parts[0].is_apart
         skips = apart and not parts[0].is_apart
-        for machine in orders[0] if len(orders) == 1 else heapq.merge(*orders, key=scarcity):
+        for machine in self._in_order(parts):
             if skips and machine in apart:
                 no_fit = False
                 continue
@@ -377,6 +351,19 @@ class Source:
         if no_fit and not work.lacks_own:
             for bucket, news, moves in seen:
                 bucket.note_no_fit(demand, news, moves)
+
+    def _in_order(self, parts: Sequence[Part]) -> Iterator[Machine]:
+        """Return the machines of parts that share one order."""
+        work, search = self._work, self._search
+        orders = [
+            part.usable(
+                None if part.bucket in work.gained else search.demand,
+                tight=search.tight or search.fills(part.capacity),
+                supply=None if work.power is None else work,
+            )
+            for part in parts
+        ]
+        return orders[0] if len(orders) == 1 else heapq.merge(*orders, key=scarcity)
 
     def _takeable(self, parts: Sequence[Part]) -> Iterator[Machine | None]:
         """Yield fitting machines of the free pool that the entitlement may take."""

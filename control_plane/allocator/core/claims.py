@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from control_plane.allocator.core.demand import Demand
-from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT
+from control_plane.allocator.core.feasibility import FIRST_PORT, LAST_PORT, take_room
 from control_plane.allocator.core.freed_room import FreedRoom
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.ports import Ports
@@ -53,12 +53,12 @@ class Claims:
 
     __slots__ = (
         "_others",
-        "_ports",
         "demand",
         "job",
         "machines",
         "needs_usable",
         "pool",
+        "ports",
         "reserved",
         "valid",
     )
@@ -76,11 +76,12 @@ class Claims:
         self.reserved: Change | None = None
         """A change that is charged to machines but not settled."""
         self._others: dict[int, Demand] = {}
-        self._ports: dict[int, dict[str, int]] = {}
+        self.ports: dict[int, dict[str, int]] = {}
+        """The ports of tasks that have any, by task index."""
 
     def set(self, claims: Iterable[Claim]) -> None:
         """Add tasks, or change their machines."""
-        machines, others, named = self.machines, self._others, self._ports
+        machines, others, named = self.machines, self._others, self.ports
         for task, machine, demand, ports in claims:
             missing = task - len(machines)
             if missing > 0:
@@ -118,7 +119,7 @@ class Claims:
         if index < len(self.machines):
             self.machines[index] = None
         self._others.pop(index, None)
-        self._ports.pop(index, None)
+        self.ports.pop(index, None)
         while self.machines and self.machines[-1] is None:
             self.machines.pop()
         if not self.machines:
@@ -130,7 +131,7 @@ class Claims:
         if machine is None or self.demand is None:
             return None
         demand = self._others.get(index, self.demand) if self._others else self.demand
-        return Claim(index, machine, demand, self._ports.get(index) if self._ports else None)
+        return Claim(index, machine, demand, self.ports.get(index) if self.ports else None)
 
     def __iter__(self) -> Iterator[Claim]:
         """Yield the claims of all tasks that have a machine, by index."""
@@ -160,7 +161,7 @@ class Claims:
         """Return a copy for use in a thread, while the loop changes these claims."""
         made = Claims(self.job, self.pool)
         made.machines, made.demand = self.machines.copy(), self.demand
-        made._others, made._ports = self._others.copy(), self._ports.copy()
+        made._others, made.ports = self._others.copy(), self.ports.copy()
         return made
 
     def after(self, change: Change) -> Claims:
@@ -192,11 +193,6 @@ class Claims:
                 number = seen[id(demand)] = found.setdefault(demand, len(found))
             which.append(number)
         return list(found), which if len(found) > 1 else []
-
-    @property
-    def ports(self) -> dict[int, dict[str, int]]:
-        """The ports of tasks that have any, by task index."""
-        return self._ports
 
     def __len__(self) -> int:
         """Return how many tasks have a machine."""
@@ -231,15 +227,8 @@ def recounted_cpu(machine: Machine) -> int:
 
 def charge(claim: Claim) -> None:
     """Subtract the room and the ports of a claim from its machine."""
-    machine, demand = claim.machine, claim.demand
-    machine.free_cpu -= demand.cpu_on(machine.capacity)
-    machine.free_memory -= demand.memory_bytes
-    if demand.gpus:
-        machine.free_gpus -= demand.gpus
-    if demand.network_mbps:
-        machine.free_network -= demand.network_mbps
-    if demand.disk_bytes:
-        machine.free_disk -= demand.disk_bytes
+    machine = claim.machine
+    take_room(machine, claim.demand, machine.capacity)
     if claim.ports:
         if machine.ports is None:
             machine.ports = Ports()
@@ -250,15 +239,10 @@ def charge(claim: Claim) -> None:
 
 def uncharge(claim: Claim) -> None:
     """Add the room and the ports of a claim to its machine again."""
-    machine, demand = claim.machine, claim.demand
+    machine = claim.machine
     if claim.ports and machine.ports:
         machine.ports.taken.difference_update(claim.ports.values())
-    machine.free_memory += demand.memory_bytes
-    machine.free_gpus += demand.gpus
-    machine.free_network += demand.network_mbps
-    if demand.disk_bytes:
-        machine.free_disk += demand.disk_bytes
-    machine.free_cpu += demand.cpu_on(machine.capacity)
+    take_room(machine, claim.demand, machine.capacity, -1)
 
 
 def without(jobs: tuple[Claims, ...], claims: Claims | None) -> tuple[Claims, ...]:

@@ -9,22 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from control_plane.allocator.core.free_space_classes import Classified
 
-class HasFreeRoom(Protocol):
-    """The properties of a machine that maxima depend on (`machine_pools.Machine`)."""
-
-    free_cpu: int
-    free_memory: int
-    space_class: int
-    at: int
-
-    @property
-    def bucket(self) -> object: ...
-
-
-M = TypeVar("M", bound=HasFreeRoom)
+M = TypeVar("M", bound=Classified)
 FREE_OF: dict[str, Callable[[Any], float]] = {
     kind: attrgetter(f"free_{kind}") for kind in ("memory", "cpu", "gpus", "network", "disk")
 }

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from enum import IntFlag
+from enum import IntEnum
 from math import floor
 from typing import Protocol
 
 from control_plane.allocator.core.demand import Demand
 from control_plane.api.policy import Property
 from control_plane.api.requirements import NUMBERS, Maybe, Not, Term, properties_of, text_of
-from control_plane.broker.core.capacity import MICRO, Capacity, Place
+from control_plane.broker.core.capacity import MICRO, Capacity
+from control_plane.broker.core.matching import Subject, holds, may_hold
 from control_plane.broker.core.matching import bin_of as bin_of
-from control_plane.broker.core.matching import holds, may_hold
 from control_plane.broker.core.matching import names as names
 
 FIRST_PORT, LAST_PORT = 20_000, 29_999
@@ -25,8 +25,8 @@ FIRST_PORT, LAST_PORT = 20_000, 29_999
 PORTS = LAST_PORT + 1 - FIRST_PORT
 
 
-class Lack(IntFlag):
-    """A reason why a machine cannot take a task; several at once are possible."""
+class Lack(IntEnum):
+    """A reason why a machine cannot take a task; several at once are added as bits."""
 
     NOTHING = 0
     EXCLUDED = 1
@@ -39,11 +39,6 @@ class Lack(IntFlag):
     NETWORK = 32
     PORTS = 64
     DISK = 128
-
-
-_EXCLUDED, _BLOCKED, _MEMORY, _CPU, _GPUS, _NETWORK, _PORTS, _DISK = (
-    int(lack) for lack in list(Lack)
-)
 
 
 class Room(Protocol):
@@ -62,15 +57,18 @@ class Room(Protocol):
         ...
 
 
-class Candidate(Protocol):
+def take_room(room: Room, demand: Demand, capacity: Capacity, times: int = 1) -> None:
+    """Subtract the room of tasks; a negative `times` adds it. Ports are not included."""
+    room.free_cpu -= demand.cpu_on(capacity) * times
+    room.free_memory -= demand.memory_bytes * times
+    room.free_gpus -= demand.gpus * times
+    room.free_network -= demand.network_mbps * times
+    room.free_disk -= demand.disk_bytes * times
+
+
+class Candidate(Subject, Protocol):
     """The properties of a machine that `judge` reads."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def capacity(self) -> Capacity: ...
-    @property
-    def place(self) -> Place: ...
     @property
     def blocked(self) -> str:
         """Why it takes no tasks now, as a predicate ("is down"); empty if it takes tasks."""
@@ -84,23 +82,23 @@ def judge(demand: Demand, machine: Candidate, room: Room) -> int:
     """
     lacks = 0
     if demand.requires and not admits(demand, machine):
-        lacks = _EXCLUDED
+        lacks |= Lack.EXCLUDED
     if machine.blocked:
-        lacks |= _BLOCKED
+        lacks |= Lack.BLOCKED
     if demand.memory_bytes > room.free_memory:
-        lacks |= _MEMORY
+        lacks |= Lack.MEMORY
     capacity = machine.capacity
     cpu = demand.micro_rru * capacity.per_rru + demand.micro_cpus * capacity.per_cpu
     if cpu > room.free_cpu:
-        lacks |= _CPU
+        lacks |= Lack.CPU
     if demand.gpus > room.free_gpus:
-        lacks |= _GPUS
+        lacks |= Lack.GPUS
     if demand.network_mbps > room.free_network:
-        lacks |= _NETWORK
+        lacks |= Lack.NETWORK
     if demand.ports and len(demand.ports) > room.free_ports:
-        lacks |= _PORTS
+        lacks |= Lack.PORTS
     if demand.disk_bytes > room.free_disk:
-        lacks |= _DISK
+        lacks |= Lack.DISK
     return lacks
 
 
@@ -180,9 +178,9 @@ class Tally:
         if not lacks:
             self.fitting += not short
             return 0
-        if lacks & _EXCLUDED:
+        if lacks & Lack.EXCLUDED:
             self._note("excluded", 0.0)
-        if lacks & _BLOCKED:
+        if lacks & Lack.BLOCKED:
             self._note(machine.blocked, 0.0)
         for key, free in self._lacking(lacks, machine, room):
             self._note(key, free)
@@ -195,18 +193,18 @@ class Tally:
 
     def _lacking(self, lacks: int, machine: Candidate, room: Room) -> Iterator[tuple[str, float]]:
         """Yield the resources that a machine lacks, and the free amount of each."""
-        if lacks & _MEMORY:
+        if lacks & Lack.MEMORY:
             yield "memory", room.free_memory
-        if lacks & _CPU:
+        if lacks & Lack.CPU:
             free = machine.capacity.rru_of if self._demand.rru else machine.capacity.cpus_of
             yield "cpu", free(room.free_cpu)
-        if lacks & _GPUS:
+        if lacks & Lack.GPUS:
             yield "gpus", room.free_gpus
-        if lacks & _NETWORK:
+        if lacks & Lack.NETWORK:
             yield "network", room.free_network
-        if lacks & _PORTS:
+        if lacks & Lack.PORTS:
             yield "ports", 0.0
-        if lacks & _DISK:
+        if lacks & Lack.DISK:
             yield "disk", room.free_disk
 
     def _note(self, key: str, free: float) -> None:

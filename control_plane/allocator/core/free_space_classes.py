@@ -9,14 +9,17 @@ from typing import Protocol, TypeVar
 from control_plane.broker.core.capacity import Capacity
 
 
-class FreeSpaceClass(Protocol):
-    """The properties of a machine that determine its space class (`machine_pools.Machine`)."""
+class Classified(Protocol):
+    """The properties of a machine that space classes depend on (`machine_pools.Machine`)."""
 
     free_cpu: int
     free_memory: int
     free_gpus: float
     space_class: int
+    at: int
 
+    @property
+    def bucket(self) -> object: ...
     @property
     def capacity(self) -> Capacity: ...
     @property
@@ -25,7 +28,7 @@ class FreeSpaceClass(Protocol):
     def jobs(self) -> tuple[object, ...]: ...
 
 
-T = TypeVar("T", bound=FreeSpaceClass)
+T = TypeVar("T", bound=Classified)
 CUTS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4)
 """Bounds between space classes: shares of a machine's room that are free."""
 CLASSES = len(CUTS) + 1
@@ -87,12 +90,12 @@ LEAST = tuple(CUTS[low - 1] if low else 0.0 for low in reversed(range(CLASSES)))
 ALL = [list(range(1, BLOCKED))]
 
 
-def scarcity(machine: FreeSpaceClass) -> tuple[int, bool, int]:
+def scarcity(machine: Classified) -> tuple[int, bool, int]:
     """Return the sort key of a machine with GPUs, in the order of the space classes."""
     return min(int(machine.free_gpus), MOST_GPUS), not machine.jobs, machine.space_class
 
 
-def tightness(machine: FreeSpaceClass) -> tuple[float, float]:
+def tightness(machine: Classified) -> tuple[float, float]:
     """Return how much is left of a machine; the less, the tighter a task sits there."""
     rru, memory = _shares(machine)
     return min(rru, memory), rru + memory
@@ -109,7 +112,7 @@ def most_room_first(machines: Iterable[T]) -> Iterator[T]:
     yield from sorted(others, key=lambda m: m.space_class)
 
 
-def space_class_of(machine: FreeSpaceClass) -> int:
+def space_class_of(machine: Classified) -> int:
     """Return the space class of a machine."""
     if machine.blocked:
         return BLOCKED
@@ -123,7 +126,7 @@ def space_class_of(machine: FreeSpaceClass) -> int:
     return SPACE_CLASS_OF[bisect_right(CUTS, rru)][bisect_right(CUTS, memory)]
 
 
-def _shares(machine: FreeSpaceClass) -> tuple[float, float]:
+def _shares(machine: Classified) -> tuple[float, float]:
     """Return the free shares of its RRU and memory."""
     capacity = machine.capacity
     memory = machine.free_memory / capacity.memory_bytes if capacity.memory_bytes else 0.0

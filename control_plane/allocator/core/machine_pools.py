@@ -32,9 +32,6 @@ from control_plane.allocator.core.partition import Bins, Partition
 from control_plane.allocator.core.ports import Ports as Ports
 from control_plane.broker.core.capacity import Capacity, Place, micro
 
-FREE = ""
-"""The name of the free pool."""
-
 
 class Holder(Protocol):
     """The claims of a job with tasks on a machine (`claims.Claims`)."""
@@ -89,7 +86,7 @@ class Machine:
 
     @property
     def pool(self) -> str:
-        """The entitlement that holds it, or `FREE`."""
+        """The entitlement that holds it, or `FREE` (`broker.core.assignment`)."""
         return self.bucket.pool.name
 
 

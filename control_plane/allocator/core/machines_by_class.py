@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from control_plane.allocator.core.class_maxima import ClassMaxima, HasFreeRoom
+from control_plane.allocator.core.class_maxima import ClassMaxima
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.free_space_classes import (
     BLOCKED,
@@ -15,16 +15,12 @@ from control_plane.allocator.core.free_space_classes import (
     MOST_GPUS,
     ORDERS,
     QUARTERS,
-    FreeSpaceClass,
+    Classified,
     space_class_of,
 )
 from control_plane.broker.core.capacity import Capacity
 
 _ROUNDING = 1e-5
-
-
-class Classified(FreeSpaceClass, HasFreeRoom, Protocol):
-    """The properties of a machine that space classes depend on (`machine_pools.Machine`)."""
 
 
 M = TypeVar("M", bound=Classified)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from control_plane.allocator.core.demand import Demand
-from control_plane.allocator.core.feasibility import PORTS
+from control_plane.allocator.core.feasibility import PORTS, take_room
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.ports import Ports
 from control_plane.broker.core.capacity import Capacity, Place
@@ -40,11 +40,7 @@ class PlannedRoom:
 
     def take(self, demand: Demand, capacity: Capacity, times: int = 1) -> None:
         """Subtract the room of tasks; a negative `times` adds it. Ports are not included."""
-        self.free_cpu -= demand.cpu_on(capacity) * times
-        self.free_memory -= demand.memory_bytes * times
-        self.free_gpus -= demand.gpus * times
-        self.free_network -= demand.network_mbps * times
-        self.free_disk -= demand.disk_bytes * times
+        take_room(self, demand, capacity, times)
 
     def pick_ports(self, names: Iterable[str]) -> dict[str, int]:
         """Take the ports of one task."""

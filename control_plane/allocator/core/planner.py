@@ -18,7 +18,7 @@ from control_plane.allocator.core.fine_bins import fine_bins
 from control_plane.allocator.core.group_placement import GroupPlacement
 from control_plane.allocator.core.machine_pools import Binned, Bucket, Part
 from control_plane.allocator.core.partition import Bins, Partition
-from control_plane.allocator.core.region_index import RegionIndex
+from control_plane.allocator.core.region_index import RegionIndex, finished
 from control_plane.allocator.core.request import Allowance, Group, Plan, Request, same_claim
 from control_plane.broker.core.assignment import FREE
 
@@ -29,13 +29,7 @@ _COMPARED, _FREED = 200, 500
 
 def plan(index: RegionIndex, request: Request, allowance: Allowance) -> Plan:
     """Return the whole plan for a request; changes nothing."""
-    steps = planning(index, request, allowance)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            made: Plan = stop.value
-            return made
+    return finished(planning(index, request, allowance))
 
 
 def planning(

@@ -16,18 +16,13 @@ from typing import Protocol
 
 from control_plane.api.capacity_report import PowerBudget
 from control_plane.api.settings import PowerSettings
-from control_plane.broker.core.capacity import Capacity, Place
+from control_plane.broker.core.capacity import Place
+from control_plane.broker.core.matching import Subject
 
 
-class Powered(Protocol):
+class Powered(Subject, Protocol):
     """The properties of a machine that matter for power."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def capacity(self) -> Capacity: ...
-    @property
-    def place(self) -> Place: ...
     @property
     def jobs(self) -> tuple[object, ...]: ...
 

@@ -25,8 +25,6 @@ DEFAULT = (
 )
 """Even over MSBs, and among equal MSBs even over data centers (docs/adr/0007-spread-by-msb.md)."""
 
-_DEFAULT_PROPERTIES = tuple(p.property for p in DEFAULT)
-
 Score = Callable[[int, int, int], int]
 """(tasks of the job in the bin, position of the bin among `values`, number of values) → score.
 
@@ -153,10 +151,7 @@ class Ranking:
         self.bounded = any(p.max_skew is not None for p in preferences)
         """Whether bins may have to wait until the emptiest bin has caught up."""
         self.capped = self.bounded or any(p.at_most is not None for p in preferences)
-        self._is_default = self.properties == _DEFAULT_PROPERTIES and all(
-            p.strategy is Strategy.EVEN and p.at_most is p.max_skew is None and not p.weights
-            for p in preferences
-        )
+        self._is_default = _is_default(preferences)
         changing = [n for n, slot in enumerate(self._slots) if not slot.is_static]
         self.finest = max(changing, key=lambda n: _FINENESS.get(self.properties[n], 0), default=0)
         """Position of the preference with the finest bins: among bins that are equal in all other
@@ -261,6 +256,14 @@ class Ranking:
             kind, most = ahead.property, ahead.max_skew
             found.append(f"{kind} would be more than {most} tasks ahead of the emptiest {kind}")
         return found
+
+
+def _is_default(preferences: Sequence[Preference]) -> bool:
+    """Return whether preferences mean the same as `DEFAULT`."""
+    return [p.property for p in preferences] == [p.property for p in DEFAULT] and all(
+        p.strategy is Strategy.EVEN and p.at_most is p.max_skew is None and not p.weights
+        for p in preferences
+    )
 
 
 def preferences_of(spec: JobSpec, entitlement: EntitlementSpec | None) -> tuple[Preference, ...]:

@@ -101,7 +101,7 @@ class RegionIndex(RegionMachines):
         The change can use the room that it frees at once. Other changes get that room after
         `settle`: until then a crash would undo the change.
         """
-        return _finished(self.reserving(change))
+        return finished(self.reserving(change))
 
     def reserving(
         self, change: Change, overtaken: Callable[[], Iterable[str]] = tuple
@@ -146,7 +146,7 @@ class RegionIndex(RegionMachines):
     def settle(self, change: Change) -> list[Machine]:
         """Make a reserved change final; return the machines that have no tasks left."""
         self.assigned(change)
-        return _finished(self.settling(change))
+        return finished(self.settling(change))
 
     def assigned(self, change: Change) -> None:
         """Record that brokers have assigned the taken machines: now their records are valid."""
@@ -262,7 +262,7 @@ class RegionIndex(RegionMachines):
             machine.bucket.reclassify(machine)
 
 
-def _finished(steps: Generator[None, None, T]) -> T:
+def finished(steps: Generator[None, None, T]) -> T:
     """Run a generator to its end."""
     while True:
         try:

@@ -13,6 +13,7 @@ from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Fit, Neighbour, Preference
 from control_plane.api.requirements import Term
 from control_plane.broker.core.capacity import micro
+from control_plane.portal.core.grants import MachineClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +100,8 @@ class Allowance:
     """Returns why a machine may not be taken; empty if it may."""
     refuses_all: Callable[[Bucket], str] | None = None
     """Returns why no empty machine of a bucket may be taken; empty if each must be checked."""
-    unpromised: Mapping[tuple[str, str, int, str], int] | None = None
-    """Type, data center, millionths of RRU and region → how many are not promised to others
-    (CP7)."""
+    unpromised: Mapping[MachineClass, int] | None = None
+    """Class → how many machines are not promised to others (CP7)."""
     _taken: dict[object, int] = field(default_factory=dict)
 
     def may_take_from(self, free: Pool) -> bool:
@@ -127,7 +127,7 @@ class Allowance:
         if self.micro_rru is not None and micro(capacity.rru) > self.micro_rru:
             return "the quota of RRU is used up"
         if self.unpromised:
-            key = _class_key(machine)
+            key = MachineClass.of(machine.capacity, machine.place)
             if self.unpromised.get(key, 1) <= self._taken.get(key, 0):
                 return "reserved for others"
         return ""
@@ -142,13 +142,8 @@ class Allowance:
         kind = capacity.machine_type
         self._taken[kind] = self._taken.get(kind, 0) + 1
         if self.unpromised:
-            key = _class_key(machine)
+            key = MachineClass.of(machine.capacity, machine.place)
             self._taken[key] = self._taken.get(key, 0) + 1
-
-
-def _class_key(machine: Machine) -> tuple[str, str, int, str]:
-    capacity, place = machine.capacity, machine.place
-    return (capacity.machine_type, place.datacenter, micro(capacity.rru), place.region)
 
 
 @dataclass(slots=True)

@@ -99,8 +99,7 @@ def fullest_first(
         others[name] = len(claim.machine.jobs) - len(tasks)
 
     def order(name: str, tasks: list[int]) -> _Most:
-        first = others[name] + len(tasks) if for_good else -len(tasks)
-        return first, -tasks[-1], name
+        return others[name] + len(tasks) if for_good else -len(tasks), -tasks[-1], name
 
     of_bin: defaultdict[str, list[_Most]] = defaultdict(list)
     sizes: Counter[str] = Counter()

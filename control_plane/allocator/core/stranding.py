@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from control_plane.allocator.core.demand import Demand
 from control_plane.broker.core.capacity import MICRO, Capacity, micro
@@ -99,3 +100,21 @@ def stranded(demand: Demand, capacity: Capacity, totals: Totals) -> float:
         return float("inf")
     left = sum((there - fit * need) / total for need, there, total in parts if total > 0)
     return round(left / fit, 15)
+
+
+class Traits(NamedTuple):
+    """What a kind of machine means for equal tasks."""
+
+    is_rare: bool
+    """Whether its machines have a resource that most others lack."""
+    is_kept: bool
+    """Whether they are kept for other tasks, because these do not need that resource."""
+    strands: float
+    """`stranded` for one of the tasks."""
+
+    @staticmethod
+    def of(demand: Demand, capacity: Capacity, totals: Totals) -> Traits:
+        """Return what machines of this kind mean for tasks with this demand."""
+        rare = rarities(capacity, totals)
+        is_kept = bool(rare) and not rare & needs(demand, capacity, totals)
+        return Traits(bool(rare), is_kept, stranded(demand, capacity, totals))

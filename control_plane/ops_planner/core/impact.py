@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from control_plane.api.maintenance import Held, JobImpact
+from control_plane.ops_planner.core.waves import named
 
 LARGE_SHARE = 0.25
 """A wave with a larger share of the region's machines needs an override: a quarter of a data
@@ -102,16 +103,10 @@ def overlaps(machines: Mapping[str, Sequence[str]], jobs: Mapping[str, Sequence[
     found = []
     for plan, shared in sorted(machines.items()):
         found.append(
-            f"{plan}: it also has {len(shared)} of these machines ({_named(shared)}); tasks "
+            f"{plan}: it also has {len(shared)} of these machines ({named(sorted(shared))}); tasks "
             "leave once, by the earlier deadline"
         )
     for plan, shared in sorted(jobs.items()):
-        found.append(
-            f"{plan}: takes machines of the same jobs: {_named(shared)}; one budget is for both"
-        )
+        names = named(sorted(shared))
+        found.append(f"{plan}: takes machines of the same jobs: {names}; one budget is for both")
     return found
-
-
-def _named(names: Sequence[str]) -> str:
-    listed = ", ".join(sorted(names)[:5])
-    return listed + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -129,7 +129,7 @@ def _by_turns(machines: Sequence[PlannedWave]) -> list[str]:
     return [name for _, _, name in sorted(turns)]
 
 
-def stage(machine: str, host: SeenHost | None, wave: WaveRecord, ends: Ends) -> str:
+def _stage(machine: str, host: SeenHost | None, wave: WaveRecord, ends: Ends) -> str:
     """Return what a machine of a wave under way waits for; `host` None: the machine is gone."""
     if host is None or machine in wave.left_out:
         return Stage.DONE
@@ -140,10 +140,15 @@ def stage(machine: str, host: SeenHost | None, wave: WaveRecord, ends: Ends) -> 
     return Stage.LEAVING if host.tasks else Stage.WORK
 
 
+def stages_of(wave: WaveRecord, hosts: Mapping[str, SeenHost], ends: Ends) -> dict[str, str]:
+    """Return what each machine of a wave under way waits for."""
+    return {name: _stage(name, hosts.get(name), wave, ends) for name in wave.machines}
+
+
 def done_of(wave: WaveRecord, hosts: Mapping[str, SeenHost], ends: Ends) -> int:
     """Return on how many machines of a wave under way the work is over."""
-    counted = (name for name in wave.machines if name not in wave.left_out)
-    return sum(stage(name, hosts.get(name), wave, ends) == Stage.DONE for name in counted)
+    stages = stages_of(wave, hosts, ends)
+    return sum(at == Stage.DONE for name, at in stages.items() if name not in wave.left_out)
 
 
 def is_over(machine: str, host: SeenHost, wave: WaveRecord, plan: PlanRecord, now: float) -> bool:
@@ -162,7 +167,7 @@ def advance(plan: PlanRecord, wave: WaveRecord, hosts: Mapping[str, SeenHost], n
         for name in wave.machines
         if (host := hosts.get(name)) is not None and is_over(name, host, wave, plan, now)
     )
-    stages = {name: stage(name, hosts.get(name), wave, plan.ends) for name in wave.machines}
+    stages = stages_of(wave, hosts, plan.ends)
     late = [name for name, at in stages.items() if at != Stage.DONE and name not in closing]
     if not late:
         return Next(close=closing, finish=not closing)
@@ -188,8 +193,14 @@ def _over_at(wave: WaveRecord, plan: PlanRecord) -> float:
 
 
 def _not_back(late: Sequence[str], wave: WaveRecord) -> str:
-    named = ", ".join(late[:_NAMED]) + (f" and {len(late) - _NAMED} more" * (len(late) > _NAMED))
-    return f"wave {wave.number}: {len(late)} of {len(wave.machines)} machines are not back: {named}"
+    count = f"{len(late)} of {len(wave.machines)} machines"
+    return f"wave {wave.number}: {count} are not back: {named(late)}"
+
+
+def named(names: Sequence[str]) -> str:
+    """Return the first names as text, and how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def check_request(request: MaintenanceRequest) -> None:
@@ -248,7 +259,7 @@ def _wave_view(
     elif wave.state is WaveState.CANCELLED:
         done = wave.done
     elif wave.state is WaveState.ANNOUNCED:
-        stages = {name: stage(name, hosts.get(name), wave, plan.ends) for name in wave.machines}
+        stages = stages_of(wave, hosts, plan.ends)
         done = done_of(wave, hosts, plan.ends)
         waiting = dict(sorted(Counter(at for at in stages.values() if at != Stage.DONE).items()))
         if wave.start <= now:

@@ -18,23 +18,29 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from agent.api import Location
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.machines import EventKind, MachineRecord
-from control_plane.broker.core.capacity import MICRO, micro
+from control_plane.broker.core.capacity import MICRO, Capacity, Place, micro
 from control_plane.portal.core.pools import Quota, pool_of, pool_quotas
 from control_plane.portal.core.transport import Amount, FlowNetwork
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class MachineClass:
+class MachineClass(NamedTuple):
     """Machines that no quota distinguishes."""
 
     machine_type: str
     datacenter: str
     micro_rru: int
     region: str = Location().region
+
+    @staticmethod
+    def of(capacity: Capacity, place: Place) -> MachineClass:
+        """Return the class of a machine."""
+        rru = micro(capacity.rru)
+        return MachineClass(capacity.machine_type, place.datacenter, rru, place.region)
 
 
 Supply = Mapping[MachineClass, int]
@@ -185,22 +191,10 @@ class Promises:
     number of kinds of quota, not on the number of entitlements.
     """
 
-    def __init__(self, quotas: Mapping[str, Quota], supply: Supply) -> None:
+    def __init__(
+        self, quotas: Mapping[str, Quota], supply: Supply, *, is_matched: bool = True
+    ) -> None:
         """`quotas` of all pools and all machines, or the remainders of both."""
-        for _ in self.making(quotas, supply):
-            pass
-
-    @classmethod
-    def in_steps(
-        cls, quotas: Mapping[str, Quota], supply: Supply
-    ) -> Generator[None, None, Promises]:
-        """Return the same as the constructor, in steps of bounded time."""
-        made = cls.__new__(cls)
-        yield from made.making(quotas, supply)
-        return made
-
-    def making(self, quotas: Mapping[str, Quota], supply: Supply) -> Generator[None, None, None]:
-        """Initialize the object in steps."""
         self._supply = supply
         self._network = FlowNetwork()
         self._classes: dict[int, MachineClass] = {}
@@ -212,8 +206,16 @@ class Promises:
         self._inlets: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
         self._short: set[int] | None = None
         self._build(quotas)
+        for _ in self._network.filling() if is_matched else ():
+            pass
+
+    @staticmethod
+    def in_steps(quotas: Mapping[str, Quota], supply: Supply) -> Generator[None, None, Promises]:
+        """Return the same as the constructor, in steps of bounded time."""
+        made = Promises(quotas, supply, is_matched=False)
         yield
-        yield from self._network.filling()
+        yield from made._network.filling()
+        return made
 
     def _build(self, quotas: Mapping[str, Quota]) -> None:
         network = self._network

@@ -37,44 +37,33 @@ class Quota:
             and self.region in (None, region)
         )
 
-    def left(self, held: Iterable[tuple[str, float]]) -> PoolRemainder:
-        """Return the rest of the quota when these machines are held, each given as (type, RRU)."""
-        left = PoolRemainder(self)
-        for machine_type, rru in held:
-            left.take(machine_type, rru)
-        return left
-
-
-class PoolRemainder:
-    """What is held of a quota."""
-
-    __slots__ = ("_machines", "_micro_rru", "_per_type", "quota")
-
-    def __init__(self, quota: Quota) -> None:
-        self.quota = quota
-        self._machines = 0
-        self._micro_rru = 0
-        self._per_type: Counter[str] = Counter()
-
-    def take(self, machine_type: str, rru: float) -> None:
-        """Count one more machine as held, whether or not the quota allows it."""
-        self._machines += 1
-        self._micro_rru += micro(rru)
-        self._per_type[machine_type] += 1
-
-    def over(self) -> list[str]:
+    def excess(self, held: Held) -> list[str]:
         """Describe what is held beyond a quota that was made smaller."""
-        quota, found = self.quota, list[str]()
-        if quota.machines is not None and self._machines > quota.machines:
-            found.append(f"{self._machines} machines of {quota.machines}")
-        if quota.rru is not None and self._micro_rru > micro(quota.rru):
-            found.append(f"{self._micro_rru / MICRO:g} RRU of {quota.rru:g}")
-        if quota.per_type:
-            for machine_type, count in sorted(self._per_type.items()):
-                most = quota.per_type.get(machine_type, 0)
-                if count > most:
-                    found.append(f"{count} machines of type {machine_type} of {most}")
+        found = list[str]()
+        if self.machines is not None and held.machines > self.machines:
+            found.append(f"{held.machines} machines of {self.machines}")
+        if self.rru is not None and held.micro_rru > micro(self.rru):
+            found.append(f"{held.micro_rru / MICRO:g} RRU of {self.rru:g}")
+        for machine_type, count in sorted(held.per_type.items()) if self.per_type else ():
+            most = self.per_type.get(machine_type, 0)
+            if count > most:
+                found.append(f"{count} machines of type {machine_type} of {most}")
         return found
+
+
+@dataclass(slots=True)
+class Held:
+    """The amounts that count against a quota."""
+
+    machines: int = 0
+    micro_rru: int = 0
+    per_type: Counter[str] = field(default_factory=Counter)
+
+    def add(self, machine_type: str, rru: float, sign: int = 1) -> None:
+        """Add one machine, or subtract it (`sign` -1)."""
+        self.machines += sign
+        self.micro_rru += sign * micro(rru)
+        self.per_type[machine_type] += sign
 
 
 def pool_of(name: str, spec: EntitlementSpec) -> str:
@@ -90,26 +79,19 @@ def members(specs: Mapping[str, EntitlementSpec]) -> dict[str, list[str]]:
     return {pool: names for pool, names in pools.items() if pool in specs}
 
 
-def pool_quota(pool: str, specs: Mapping[str, EntitlementSpec]) -> Quota:
-    """Return the quota of a pool: the sum over the entitlement and its reservations.
+def pool_quotas(specs: Mapping[str, EntitlementSpec]) -> dict[str, Quota]:
+    """Return the quota of every pool: the sum over the entitlement and its reservations.
 
     Reservations have the same kinds of quota as their pool (`entitlement_check`), so each limit is
     given in all of them or in none.
     """
-    reserved = (spec for spec in specs.values() if spec.materialization == pool)
-    return sum_quota(specs[pool], reserved)
-
-
-def pool_quotas(specs: Mapping[str, EntitlementSpec]) -> dict[str, Quota]:
-    """Return the quota of every pool, in one pass."""
     return {
-        pool: sum_quota(specs[pool], [specs[name] for name in names if name != pool])
+        pool: _sum(specs[pool], [specs[name] for name in names[1:]])
         for pool, names in members(specs).items()
     }
 
 
-def sum_quota(own: EntitlementSpec, reservations: Iterable[EntitlementSpec]) -> Quota:
-    """Return the quota of a pool and of the reservations on it together."""
+def _sum(own: EntitlementSpec, reservations: Iterable[EntitlementSpec]) -> Quota:
     machines, rru = own.machines, own.rru
     per_type = Counter(own.per_type)
     for spec in reservations:

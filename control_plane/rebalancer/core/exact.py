@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from msgspec.structs import replace
 
 from control_plane.rebalancer.core.annealing import answer_of
 from control_plane.rebalancer.core.language import PlacementAnswer, PlacementModel
@@ -31,14 +32,9 @@ def optimum(model: PlacementModel, clock: Callable[[], float], seconds: float) -
     if len(where):
         program = PlacementProgram(state, *every)
         answer = program.solved(lambda: clock() - began >= seconds, most_s=seconds + _STUCK_S)
-    if answer is not None:
-        where = answer.where
+        if answer is not None:
+            where = answer.where
     made = answer_of(state, where, before, clock() - began)
-    return PlacementAnswer(
-        before=before,
-        after=made.after,
-        moves=made.moves,
-        bound=before + answer.bound if answer is not None else None,
-        took_s=made.took_s,
-        is_optimal=answer is not None and answer.is_optimal,
-    )
+    if answer is None:
+        return made
+    return replace(made, bound=before + answer.bound, is_optimal=answer.is_optimal)

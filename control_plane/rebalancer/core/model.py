@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
+from control_plane.api.rebalancing import GoalChange, MoveView, StackView, SwapView
+
 DIMENSIONS = ("cpu", "memory", "network")
 """Loads and sizes: RRU, bytes, Mbit/s."""
 ROOM = ("memory", "gpus", "network", "disk", "ports")
@@ -170,58 +172,13 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """Exchanges of machines between entitlements, at most."""
 
 
-class GoalScore(msgspec.Struct, frozen=True, kw_only=True):
-    """One goal as it stands before a plan and after it; less is better."""
-
-    goal: str
-    before: float
-    after: float
-
-
-class PlanStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One move of a plan."""
-
-    job: str
-    task: int
-    from_machine: str
-    to_machine: str
-    wave: int
-    """It may begin once all moves of earlier waves ended; within a wave the order is free."""
-    gain: float
-    """What the sum of the goals loses by it, its price not counted."""
-    power_gain: float = 0.0
-    """The part of it that is about power budgets."""
-    price: float
-    why: str
-    """What is relieved: `cpu of m1: 93 % -> 81 %`."""
-
-
-class SwapStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Two entitlements exchange one machine each, once their tasks have left these."""
-
-    one: str
-    two: str
-    gain: float
-    price: float
-    why: str
-
-
-class StackStep(msgspec.Struct, frozen=True, kw_only=True):
-    """Small entitlements that could stack as reservations on the machines of one (MO16)."""
-
-    on: str
-    entitlements: list[str]
-    machines: int
-    """Machines of theirs that are free then."""
-
-
 class SolverAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan and what it is worth."""
+    """A plan and what it is worth; its moves and exchanges have no names and dates yet."""
 
-    steps: list[PlanStep] = []
-    swaps: list[SwapStep] = []
-    stacks: list[StackStep] = []
-    scores: list[GoalScore] = []
+    steps: list[MoveView] = []
+    swaps: list[SwapView] = []
+    stacks: list[StackView] = []
+    scores: list[GoalChange] = []
     price: float = 0.0
     hot_before: int = 0
     """Machines above `Weights.hot_from` in some dimension."""
@@ -244,8 +201,3 @@ class SolverAnswer(msgspec.Struct, frozen=True, kw_only=True):
     def gain(self) -> float:
         """Return what the sum of the goals loses by the plan."""
         return sum(score.before - score.after for score in self.scores)
-
-
-def total(scores: list[GoalScore], *, after: bool) -> float:
-    """Return the sum of the goals."""
-    return sum(score.after if after else score.before for score in scores)

@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from control_plane.rebalancer.core.model import DIMENSIONS, PlanStep
+from control_plane.api.rebalancing import MoveView
+from control_plane.rebalancer.core.model import DIMENSIONS
 from control_plane.rebalancer.core.state import Ints, State
 
 
@@ -51,7 +52,7 @@ class Wave:
     def _add(self, task: int, to: int) -> bool:
         """Take a move in, if whatever else of the wave was done before or not it is allowed."""
         state = self._state
-        kind, job, at = state.kind[task], int(state.job[task]), int(state.where[task])
+        kind, job = state.kind[task], int(state.job[task])
         if not state.admits[state.admission[kind], to]:
             return False
         cpu = self._cpu[to] + int((state.kind_cpu[kind] * state.grains[to]).sum())
@@ -59,10 +60,7 @@ class Wave:
         if cpu > state.room_cpu[to] or (needs > state.room[to]).any():
             return False
         crossed = []
-        for number, rule in enumerate(state.model.rules[job]):
-            here, there = state.bin(rule, at), state.bin(rule, to)
-            if here == there:
-                continue
+        for number, rule, here, there in state.crossed(task, to):
             if not rule.even or not self._stays_even((job, number), here, there, rule.at_most):
                 return False
             crossed.append(((job, number), here, there))
@@ -91,13 +89,13 @@ class Wave:
         )
 
 
-def ordered(state: State, moves: list[tuple[int, int]]) -> list[PlanStep]:
+def ordered(state: State, moves: list[tuple[int, int]]) -> list[MoveView]:
     """Carry out moves on `state`, wave by wave, and return the steps.
 
     `state` is as the region is now. The order of `moves` is one that is possible one by one; what
     shares a machine or a job with others keeps its place among them, so it stays possible.
     """
-    steps: list[PlanStep] = []
+    steps: list[MoveView] = []
     wave = 0
     while moves:
         found = Wave(state)
@@ -108,7 +106,7 @@ def ordered(state: State, moves: list[tuple[int, int]]) -> list[PlanStep]:
     return steps
 
 
-def _step(state: State, task: int, to: int, wave: int) -> PlanStep:
+def _step(state: State, task: int, to: int, wave: int) -> MoveView:
     """Carry out one move and say what it gains."""
     model, at = state.model, int(state.where[task])
     pair = np.array([at, to])
@@ -121,7 +119,8 @@ def _step(state: State, task: int, to: int, wave: int) -> PlanStep:
     power -= state.power.total()
     most = int(np.argmax(parts - less))
     why = f"{DIMENSIONS[most]} of {model.machines[at]}: {was[most]:.0%} -> {now[most]:.0%}"
-    return PlanStep(
+    return MoveView(
+        id="",
         job=model.jobs[state.job[task]],
         task=int(state.index[task]),
         from_machine=model.machines[at],

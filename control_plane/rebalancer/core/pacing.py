@@ -9,10 +9,12 @@ from msgspec.structs import replace
 
 from control_plane.api.rebalancing import MoveState, MoveView, RebalancePlan
 from control_plane.rebalancer.core.machine_use import Load
+from control_plane.rebalancer.core.model import Weights
 
 _NOTHING = 0.05
 """A possible gain up to this counts as none: one machine that is used 5 % too much."""
-OPEN = (MoveState.PLANNED, MoveState.WAITING, MoveState.MOVING)
+ACTIVE = (MoveState.WAITING, MoveState.MOVING)
+OPEN = (MoveState.PLANNED, *ACTIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class TaskNow:
 
 def followed(move: MoveView, task: TaskNow, now: float, patience_s: float) -> MoveView:
     """Return a move that has begun in its present state, with the outcome if it has ended."""
-    if move.state not in (MoveState.WAITING, MoveState.MOVING):
+    if move.state not in ACTIVE:
         return move
     if task.serves_on == move.to_machine and not task.ordered_to:
         return to(move, MoveState.DONE, now)
@@ -85,7 +87,7 @@ def next_moves(moves: Sequence[MoveView], most: int) -> list[MoveView]:
     waves = [move.wave for move in moves if move.state in OPEN]
     if not waves:
         return []
-    active = sum(1 for move in moves if move.state in (MoveState.WAITING, MoveState.MOVING))
+    active = sum(1 for move in moves if move.state in ACTIVE)
     first = min(waves)
     planned = [m for m in moves if m.wave == first and m.state is MoveState.PLANNED]
     return planned[: max(0, most - active)]
@@ -114,7 +116,7 @@ def still_gains(
     return before - after > price
 
 
-def cost_with(balance: float, hot: float, hot_from: float) -> Callable[[Side], float]:
+def cost_with(weights: Weights) -> Callable[[Side], float]:
     """Return the solver's cost function of a machine for these weights."""
 
     def cost(side: Side) -> float:
@@ -122,7 +124,8 @@ def cost_with(balance: float, hot: float, hot_from: float) -> Callable[[Side], f
         for used, size, limit in zip(side.used, side.sizes, side.limits, strict=True):
             if size > 0:
                 share = used / size
-                found += balance * max(0.0, share - limit) + hot * max(0.0, share - hot_from)
+                over, hot = max(0.0, share - limit), max(0.0, share - weights.hot_from)
+                found += weights.balance * over + weights.hot * hot
         return found
 
     return cost

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -134,9 +135,7 @@ class PlacementState:
 
     def _above(self, model: PlacementModel, goal: Above) -> None:
         d = self.wide[goal.dimension]
-        names = [model.bin_of(c, goal.scope) for c in model.containers]
-        numbers = {name: b for b, name in enumerate(dict.fromkeys(names))}
-        bins = np.array([numbers[name] for name in names], np.int64)
+        bins, numbers = _bins(model, goal.scope)
         level: Floats = np.asarray(
             goal.share * np.bincount(bins, weights=self.offers[:, d]), np.float64
         )
@@ -163,9 +162,7 @@ class PlacementState:
                 continue
             counts = found.get(rule.scope)
             if counts is None:
-                names = [model.bin_of(c, rule.scope) for c in model.containers]
-                numbers = {name: b for b, name in enumerate(dict.fromkeys(names))}
-                bins = np.array([numbers[name] for name in names], np.int64)
+                bins, _ = _bins(model, rule.scope)
                 counts = found[rule.scope] = GroupCounts(bins, len(groups))
                 np.add.at(counts.count, (self.group, bins[self.where]), 1)
             if isinstance(rule, AtMostIn):
@@ -186,13 +183,9 @@ class PlacementState:
 
     def _tables(self) -> StepTables:
         """Return what steps look at and change: these arrays, and more that is counted here."""
-        over = [(d, *layer) for layer in self.layers for d in np.nonzero(layer[1].any(axis=0))[0]]
-        pairs = list(zip(*self.pairs, strict=True)) or [(), (), (), ()]
-        wide = max((len(level) for _, _, level, _ in self.by_bin), default=0)
-        levels = [np.resize(level, wide) for _, _, level, _ in self.by_bin]
         rows = np.full(len(self.need), -1)
         rows[list(self.may)] = np.arange(len(self.may))
-        empty = np.zeros((0, len(self.offers)))
+        nowhere = np.zeros((0, len(self.offers)))
         return StepTables(
             need=np.append(self.need, np.zeros((1, len(self.wide))), axis=0),
             origin=np.append(self.origin, -1),
@@ -201,22 +194,13 @@ class PlacementState:
             offers=self.offers,
             room=self.room,
             leaves=self.leaves,
-            over_of=np.array([d for d, _, _ in over], np.int64),
-            level=np.array([level[:, d] for d, level, _ in over] or empty).T.copy(),
-            weight=np.array([weight[:, d] for d, _, weight in over] or empty).T.copy(),
-            one_of=np.array(pairs[0], np.int64),
-            two_of=np.array(pairs[1], np.int64),
-            ratio=np.array(pairs[2], np.float64),
-            pair_weight=np.array(pairs[3], np.float64),
-            bin_at=np.array([bins for bins, _, _, _ in self.by_bin] or empty, np.int64),
-            bin_of=np.array([d for _, d, _, _ in self.by_bin], np.int64),
-            bin_level=np.array(levels or empty),
-            bin_weight=np.array([weight for _, _, _, weight in self.by_bin], np.float64),
+            **self._levels(),
+            **self._of_bins(),
             distance=np.zeros((0, 0)) if self.distance is None else self.distance,
             used_weight=self.used_weight,
             group_weight=float(self.group_weight),
             may_row=rows,
-            may=np.array(list(self.may.values()) or empty, np.bool_),
+            may=np.array(list(self.may.values()) or nowhere, np.bool_),
             **self._rules(),
             where=self.where,
             used=self.used,
@@ -225,13 +209,6 @@ class PlacementState:
             cost=self.cost,
             moved=self.moved,
             with_moved=np.bincount(self.moved, minlength=len(self.where) + 1),
-            in_bin=np.array(
-                [
-                    np.bincount(bins, weights=self.used[:, d], minlength=wide)
-                    for bins, d, _, _ in self.by_bin
-                ]
-                or empty
-            ),
             **self._lists(),
             chain=np.zeros((CHAINED, 2), np.int64),
             best=self.where.copy(),
@@ -239,7 +216,38 @@ class PlacementState:
             marks=np.array([0, 1, 0]),
         )
 
-    def _lists(self) -> dict[str, Ints]:
+    def _levels(self) -> dict[str, Any]:
+        """Return the tables of goals about levels, and about proportions."""
+        over = [(d, *layer) for layer in self.layers for d in np.nonzero(layer[1].any(axis=0))[0]]
+        one, two, ratio, weight = list(zip(*self.pairs, strict=True)) or [(), (), (), ()]
+        empty = np.zeros((0, len(self.offers)))
+        return {
+            "over_of": np.array([d for d, _, _ in over], np.int64),
+            "level": np.array([level[:, d] for d, level, _ in over] or empty).T.copy(),
+            "weight": np.array([weights[:, d] for d, _, weights in over] or empty).T.copy(),
+            "one_of": np.array(one, np.int64),
+            "two_of": np.array(two, np.int64),
+            "ratio": np.array(ratio, np.float64),
+            "pair_weight": np.array(weight, np.float64),
+        }
+
+    def _of_bins(self) -> dict[str, Any]:
+        """Return the tables of goals about bins of scopes, and what is used of these bins."""
+        wide = max((len(level) for _, _, level, _ in self.by_bin), default=0)
+        empty = np.zeros((0, len(self.offers)))
+        used = [
+            np.bincount(bins, weights=self.used[:, d], minlength=wide)
+            for bins, d, _, _ in self.by_bin
+        ]
+        return {
+            "bin_at": np.array([bins for bins, _, _, _ in self.by_bin] or empty, np.int64),
+            "bin_of": np.array([d for _, d, _, _ in self.by_bin], np.int64),
+            "bin_level": np.array([np.resize(of, wide) for _, _, of, _ in self.by_bin] or empty),
+            "bin_weight": np.array([weight for _, _, _, weight in self.by_bin], np.float64),
+            "in_bin": np.array(used or empty),
+        }
+
+    def _lists(self) -> dict[str, Any]:
         """Return the objects of each container as lists."""
         nothing = len(self.where)
         order = np.argsort(self.where, kind="stable")
@@ -251,7 +259,7 @@ class PlacementState:
         after[order[linked - 1]], before[order[linked]] = order[linked], order[linked - 1]
         return {"head": head, "after": after, "before": before}
 
-    def _rules(self) -> dict[str, Ints]:
+    def _rules(self) -> dict[str, Any]:
         """Return the tables about groups; the counts of all scopes become parts of one."""
         scopes, groups = list(self.scopes.values()), len(self.moved)
         wide = [counts.count.shape[1] for counts in scopes]
@@ -318,6 +326,13 @@ class PlacementState:
         at = int(self.where[i])
         if at != to:
             exchange(self.views, i, len(self.where), at, to)
+
+
+def _bins(model: PlacementModel, scope: str) -> tuple[Ints, dict[str, int]]:
+    """Return the bin of each container as a number, and the numbers by name."""
+    names = [model.bin_of(c, scope) for c in model.containers]
+    numbers = {name: b for b, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], np.int64), numbers
 
 
 def _table(rows: Sequence[dict[str, float]], dimensions: list[str]) -> Floats:

@@ -149,16 +149,12 @@ class PlacementProgram:
             return
         size = float(np.abs(amounts).max())
         if least >= 0:
-            self._price(mine[some], weight * amounts[some])
+            np.add.at(self._cost[0], mine[some], weight * amounts[some])
             self.constant += weight * above
             return
         over = self._one(weight * size, np.inf)
         index, value = np.append(mine[some], over), np.append(amounts[some] / size, -1.0)
         self._row(index, value, -np.inf, -above / size)
-
-    def _price(self, index: Ints, costs: Floats) -> None:
-        """Add costs to variables of objects."""
-        np.add.at(self._cost[0], index, costs)
 
     # -- groups
 

@@ -61,22 +61,32 @@ def in_language(model: RegionModel) -> PlacementModel:
             f"the maximum is {SOLVED_MAX} tasks and {_PAIRS_MAX} pairs of both",
             hint="twinectl rebalance plan shows its size",
         )
+    claimed = [Counter[str]() for _ in model.machines]
+    objects = _objects(model, claimed)
+    containers = [_container(model, m, claimed[m]) for m in range(len(model.machines))]
+    known = {name for c in containers for name in c.offers}
+    rooms = [_CLAIMED + name for name in ("cpu", *ROOM)]
+    job, where = unpacked(INT, columns.job), unpacked(INT, columns.machine)
+    return PlacementModel(
+        objects=objects,
+        containers=containers,
+        constraints=[
+            *(FitsIn(dimension=name) for name in rooms if name in known),
+            *_limits(model, job, where),
+        ],
+        goals=list(_goals(model)) if known else [],
+    )
+
+
+def _objects(model: RegionModel, claimed: list[Counter[str]]) -> list[ModelObject]:
+    """Return the tasks as objects, and add what they claim to `claimed`, by machine."""
+    columns, wide = model.tasks, len(DIMENSIONS)
     job, index, kind, where = (
         unpacked(INT, column)
         for column in (columns.job, columns.index, columns.kind, columns.machine)
     )
     load, price = unpacked(FLOAT, columns.load), unpacked(FLOAT, columns.price)
-    wide = len(DIMENSIONS)
-    objects, claimed = [], [Counter[str]() for _ in model.machines]
-    allowed = {
-        (pool, a): [
-            name
-            for m, name in enumerate(model.machines)
-            if mask[m] and model.is_open[m] and model.pool_of[m] == pool
-        ]
-        for pool in range(len(model.pools))
-        for a, mask in enumerate(model.admissions)
-    }
+    objects, allowed = [], _allowed(model)
     for t, at in enumerate(where):
         needs = _claims(model, kind[t], at)
         claimed[at].update(needs)
@@ -96,18 +106,20 @@ def in_language(model: RegionModel) -> PlacementModel:
                 may=mine,
             )
         )
-    containers = [_container(model, m, claimed[m]) for m in range(len(model.machines))]
-    known = {name for c in containers for name in c.offers}
-    rooms = [_CLAIMED + name for name in ("cpu", *ROOM)]
-    return PlacementModel(
-        objects=objects,
-        containers=containers,
-        constraints=[
-            *(FitsIn(dimension=name) for name in rooms if name in known),
-            *_limits(model, job, where),
-        ],
-        goals=list(_goals(model)) if known else [],
-    )
+    return objects
+
+
+def _allowed(model: RegionModel) -> dict[tuple[int, int], list[str]]:
+    """Return the machines that take tasks of an entitlement with an admission."""
+    return {
+        (pool, a): [
+            name
+            for m, name in enumerate(model.machines)
+            if mask[m] and model.is_open[m] and model.pool_of[m] == pool
+        ]
+        for pool in range(len(model.pools))
+        for a, mask in enumerate(model.admissions)
+    }
 
 
 def _same_bin(model: RegionModel, rule: BinRule, at: int, names: list[str]) -> list[str]:

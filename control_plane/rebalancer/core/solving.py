@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from control_plane.api.rebalancing import GoalChange
 from control_plane.rebalancer.core.bound import lower_bound
-from control_plane.rebalancer.core.model import Effort, GoalScore, RegionModel, SolverAnswer
+from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.rebalancer.core.ordering import ordered
 from control_plane.rebalancer.core.search import LocalSearch
 from control_plane.rebalancer.core.stacking import stacked
@@ -36,7 +37,7 @@ def solve(model: RegionModel, effort: Effort, clock: Callable[[], float]) -> Sol
     bound = lower_bound(state) if effort.with_bound else None
     steps = ordered(state, search.moves)
     after = state.goals()
-    scores = [GoalScore(goal=g, before=before[g], after=after[g]) for g in sorted(before)]
+    scores = [GoalChange(goal=g, before=before[g], after=after[g]) for g in sorted(before)]
     used_after, drawn_after = state.used.tobytes(), state.power.drawn[:-1].tolist()
     hot_after = state.hot()
     exchanged, stacks = swaps(state, effort.swaps), stacked(state, clock)

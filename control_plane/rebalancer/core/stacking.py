@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from control_plane.api.rebalancing import StackView
 from control_plane.rebalancer.core.annealing import annealed
 from control_plane.rebalancer.core.language import (
     FitsIn,
@@ -21,7 +22,6 @@ from control_plane.rebalancer.core.language import (
     PlacementModel,
     UsedContainers,
 )
-from control_plane.rebalancer.core.model import StackStep
 from control_plane.rebalancer.core.state import State
 
 FULL = 0.9
@@ -34,7 +34,7 @@ _TROUBLE = 0.3
 """What stacking one entitlement must save, in machines: its jobs are rolled out again."""
 
 
-def stacked(state: State, clock: Callable[[], float]) -> list[StackStep]:
+def stacked(state: State, clock: Callable[[], float]) -> list[StackView]:
     """Return which small entitlements to stack on which, those that save most first.
 
     None without HiGHS.
@@ -55,7 +55,7 @@ def stacked(state: State, clock: Callable[[], float]) -> list[StackStep]:
         for name, _, to in moves:
             onto[to].append(name)
         found += [
-            StackStep(on=on, entitlements=names, machines=sum(held[name] for name in names))
+            StackView(on=on, entitlements=names, machines=sum(held[name] for name in names))
             for on, names in sorted(onto.items())
             if on not in {name for name, _, _ in moves}
         ]

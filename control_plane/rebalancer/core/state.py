@@ -7,6 +7,7 @@ integers, as in the allocator; only loads are floating-point.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from copy import copy
 from itertools import pairwise
 
@@ -243,17 +244,22 @@ class State:
         The bin that gets the task has fewer than the one that loses it, so neither the fullest
         bin gets fuller nor the emptiest one emptier.
         """
-        job, at = int(self.job[task]), int(self.where[task])
-        for number, rule in enumerate(self.model.rules[job]):
-            here, there = self.bin(rule, at), self.bin(rule, to)
-            if here == there:
-                continue
+        job = int(self.job[task])
+        for number, rule, here, there in self.crossed(task, to):
             if not rule.even:
                 return False
             tasks = self.counts[job, number, there] + 1
             if tasks > self.counts[job, number, here] or 0 < rule.at_most < tasks:
                 return False
         return True
+
+    def crossed(self, task: int, to: int) -> Iterator[tuple[int, BinRule, int, int]]:
+        """Yield each rule by which a move leads to another bin, with its number and both bins."""
+        at = int(self.where[task])
+        for number, rule in enumerate(self.model.rules[int(self.job[task])]):
+            here, there = self.bin(rule, at), self.bin(rule, to)
+            if here != there:
+                yield number, rule, here, there
 
     def bin(self, rule: BinRule, machine: int) -> int:
         """Return the bin of a machine by a rule."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import log
+from typing import Any
 
 from control_plane.allocator.core.claims import Claims
 from control_plane.allocator.core.demand import Demand
@@ -34,7 +35,6 @@ from control_plane.rebalancer.core.machine_use import (
 from control_plane.rebalancer.core.model import (
     DIMENSIONS,
     BinRule,
-    PoweredPlace,
     RegionModel,
     TaskColumns,
     TaskKind,
@@ -272,30 +272,12 @@ class Survey:
         for name in self._properties:
             bins.append((yield from self._bins(name)))
         for _, demand in self._admissions.values():
-            mask = bytearray()
-            for number, machine in enumerate(self._machines):
-                mask.append(admits(demand, machine))
-                if number % STEP == STEP - 1:
-                    yield
-            admissions.append(bytes(mask))
-        places, places_of, watts = self._power()
-        machines, sources = self._machines, self._sources
-        why_short = sources.indexes[0].why_short
-        classes: dict[object, int] = {}
-        stacks: dict[object, int] = {None: -1}
-        exchanged, may_go = machines, sources.swappable
-        if may_go is None:
-            exchanged, may_go = [], lambda _: False
+            admissions.append((yield from self._admitting(demand)))
+        machines, why_short = self._machines, self._sources.indexes[0].why_short
         return RegionModel(
             weights=self._weights,
-            machine_class=[classes.setdefault(_class_of(m), len(classes)) for m in exchanged],
-            swappable=bytes(map(may_go, exchanged)),
-            stack_class=[
-                stacks.setdefault(sources.stack_of(pool), len(stacks) - 1) for pool in self._pools
-            ],
-            places=places,
-            places_of=places_of,
-            watts_per_rru=watts,
+            **self._classes(),
+            **self._power(),
             pools=self._pools,
             machines=[m.name for m in machines],
             pool_of=self._pool_of,
@@ -318,6 +300,20 @@ class Survey:
             ),
             measured=self._measured,
         )
+
+    def _classes(self) -> dict[str, Any]:
+        """Return the columns about exchanges of machines, and about stacks of entitlements."""
+        classes: dict[object, int] = {}
+        stacks: dict[object, int] = {None: -1}
+        may_go, stack_of = self._sources.swappable, self._sources.stack_of
+        exchanged = self._machines if may_go is not None else []
+        return {
+            "machine_class": [classes.setdefault(_class_of(m), len(classes)) for m in exchanged],
+            "swappable": bytes(map(may_go, exchanged)) if may_go is not None else b"",
+            "stack_class": [
+                stacks.setdefault(stack_of(pool), len(stacks) - 1) for pool in self._pools
+            ],
+        }
 
     def _add_up_power(self) -> Generator[None, None, None]:
         """Add up what is drawn in places with budgets.
@@ -351,18 +347,27 @@ class Survey:
         share = self._sources.limit_share
         return any(self._draws[name].is_over(share) for name in self._places_of(machine))
 
-    def _power(self) -> tuple[list[PoweredPlace], list[list[int]], list[float]]:
-        """Return places with budgets, the machines of the model in them, and what load draws."""
+    def _power(self) -> dict[str, Any]:
+        """Return the columns about places with budgets, and what load draws there."""
         if not self._draws:
-            return [], [], []
+            return {}
         number = {name: at for at, name in enumerate(self._draws)}
         of = [[number[name] for name in self._places_of(m)] for m in self._machines]
         levels = max(map(len, of), default=0)
-        return (
-            [draw.place(self._sources.limit_share) for draw in self._draws.values()],
-            [[each[n] if n < len(each) else -1 for each in of] for n in range(levels)],
-            [watts_per_rru(m.capacity) for m in self._machines],
-        )
+        share = self._sources.limit_share
+        return {
+            "places": [draw.place(share) for draw in self._draws.values()],
+            "places_of": [[e[n] if n < len(e) else -1 for e in of] for n in range(levels)],
+            "watts_per_rru": [watts_per_rru(m.capacity) for m in self._machines],
+        }
+
+    def _admitting(self, demand: Demand) -> Generator[None, None, bytes]:
+        mask = bytearray()
+        for number, machine in enumerate(self._machines):
+            mask.append(admits(demand, machine))
+            if number % STEP == STEP - 1:
+                yield
+        return bytes(mask)
 
     def _bins(self, name: str) -> Generator[None, None, list[int]]:
         numbers: dict[str, int] = {}

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from control_plane.rebalancer.core.model import SwapStep, Weights
+from control_plane.api.rebalancing import SwapView
+from control_plane.rebalancer.core.model import Weights
 from control_plane.rebalancer.core.state import State
 
 Cell = tuple[int, bool]
@@ -43,7 +45,7 @@ class Cells:
         return len(self.here.get((pool, cell), ()))
 
 
-def swaps(state: State, most: int) -> list[SwapStep]:
+def swaps(state: State, most: int) -> list[SwapView]:
     """Return at most `most` exchanges that gain more than their price; none without HiGHS.
 
     `state` is the region after the moves of the plan; this function moves tasks in it.
@@ -56,7 +58,7 @@ def swaps(state: State, most: int) -> list[SwapStep]:
         return []
     cells = _cells(state)
     gives, gets = _solved(state, cells, most)
-    found: list[SwapStep] = []
+    found: list[SwapView] = []
     for one, two, give, get in _pairs(gives, gets):
         if len(found) < most and (step := _step(state, cells, (one, give), (two, get))):
             found.append(step)
@@ -85,39 +87,18 @@ def _solved(
     """Return by entitlement and cell how many machines are given away, and got."""
     import highspy
 
-    model, weights = state.model, state.model.weights
-    pools = range(len(model.pools))
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
     solver.setOptionValue("time_limit", _SECONDS)
-    gives, gets = {}, {}
-    for key, machines in cells.here.items():
-        free = sum(model.swappable[m] for m in machines)
-        gives[key] = solver.addIntegral(lb=0, ub=min(free, most))
-    for pool in pools:
-        for cell, machines in sorted(cells.all.items()):
-            usable = sum(cells.admitted[pool][m] for m in machines)
-            if usable:
-                gets[pool, cell] = solver.addIntegral(lb=0, ub=min(usable, most))
-    for cell in cells.all:
-        given = [v for (_, c), v in gives.items() if c == cell]
-        got = [v for (_, c), v in gets.items() if c == cell]
-        solver.addConstr(sum(given) - sum(got) == 0)
-    costs = [weights.swap / 2 * given for given in gives.values()]
-    for pool in pools:
+    gives, gets = _transfers(solver, state, cells, most)
+    costs = [state.model.weights.swap / 2 * given for given in gives.values()]
+    for pool in range(len(state.model.pools)):
         mine = [cell for cell in cells.all if (pool, cell) in gives or (pool, cell) in gets]
         change = {cell: gets.get((pool, cell), 0) - gives.get((pool, cell), 0) for cell in mine}
-        if not mine:
-            continue
-        solver.addConstr(sum(change.values()) == 0)
-        for d in (0, 1):
-            size = {c: float(state.sizes[cells.all[c][0], d]) for c in mine}
-            had = sum(size[c] * cells.have(pool, c) for c in mine)
-            if had > 0:
-                parts = sum(size[c] / had * change[c] for c in mine)
-                solver.addConstr(parts >= _KEPT - 1.0)
-        costs += _fragments(solver, cells, pool, change, weights)
-        costs += _in_hot_places(state, pool, change)
+        if change:
+            _keep_size(solver, state, cells, pool, change)
+            costs += _fragments(solver, cells, pool, change, state.model.weights)
+            costs += _in_hot_places(state, pool, change)
     solver.addConstr(sum(gives.values()) <= 2 * most)
     solver.minimize(sum(costs))
     if solver.getModelStatus() not in (
@@ -132,28 +113,59 @@ def _solved(
     )
 
 
+def _transfers(
+    solver: Any, state: State, cells: Cells, most: int
+) -> tuple[dict[tuple[int, Cell], Any], dict[tuple[int, Cell], Any]]:
+    """Add the machines that each entitlement gives away and gets, by cell: equally many of each."""
+    gives, gets = {}, {}
+    for key, machines in cells.here.items():
+        free = sum(state.model.swappable[m] for m in machines)
+        gives[key] = solver.addIntegral(lb=0, ub=min(free, most))
+    for pool, admitted in enumerate(cells.admitted):
+        for cell, machines in sorted(cells.all.items()):
+            usable = sum(admitted[m] for m in machines)
+            if usable:
+                gets[pool, cell] = solver.addIntegral(lb=0, ub=min(usable, most))
+    for cell in cells.all:
+        given = [v for (_, c), v in gives.items() if c == cell]
+        got = [v for (_, c), v in gets.items() if c == cell]
+        solver.addConstr(sum(given) - sum(got) == 0)
+    return gives, gets
+
+
+def _keep_size(solver: Any, state: State, cells: Cells, pool: int, change: dict[Cell, Any]) -> None:
+    """Let an entitlement keep its number of machines, and most of its CPU and memory."""
+    solver.addConstr(sum(change.values()) == 0)
+    for d in (0, 1):
+        size = {cell: float(state.sizes[cells.all[cell][0], d]) for cell in change}
+        had = sum(size[cell] * cells.have(pool, cell) for cell in change)
+        if had > 0:
+            parts = sum(size[cell] / had * by for cell, by in change.items())
+            solver.addConstr(parts >= _KEPT - 1.0)
+
+
 def _fragments(
-    solver: object, cells: Cells, pool: int, change: dict[Cell, object], weights: Weights
+    solver: Any, cells: Cells, pool: int, change: dict[Cell, Any], weights: Weights
 ) -> Iterator[object]:
     """Yield the cost of each type that an entitlement has machines of."""
     for kind in {cell[0] for cell in change}:
         of_kind = [cell for cell in change if cell[0] == kind]
         had = sum(cells.have(pool, cell) for cell in of_kind)
         most = had + sum(len(cells.all[cell]) for cell in of_kind)
-        any_of = solver.addBinary()  # type: ignore[attr-defined]
-        after = sum(change[cell] for cell in of_kind) + had  # type: ignore[misc]
-        solver.addConstr(after <= most * any_of)  # type: ignore[attr-defined]
+        any_of = solver.addBinary()
+        after = sum(change[cell] for cell in of_kind) + had
+        solver.addConstr(after <= most * any_of)
         yield weights.fragment * any_of
 
 
-def _in_hot_places(state: State, pool: int, change: dict[Cell, object]) -> Iterator[object]:
+def _in_hot_places(state: State, pool: int, change: dict[Cell, Any]) -> Iterator[object]:
     """Yield what machines of an entitlement draw, as it uses them, in places without power."""
     mine = np.nonzero((state.pool == pool) & ~state.is_free)[0]
     size = float(state.sizes[mine, 0].sum())
     share = float(state.used[mine, 0].sum()) / size if size else 0.0
     for cell, by in change.items():
         if cell[1]:
-            yield state.model.weights.power * share * by  # type: ignore[operator]
+            yield state.model.weights.power * share * by
 
 
 def _pairs(
@@ -177,7 +189,7 @@ def _pairs(
 
 def _step(
     state: State, cells: Cells, one: tuple[int, Cell], two: tuple[int, Cell]
-) -> SwapStep | None:
+) -> SwapView | None:
     """Return an exchange of two machines that can be emptied now; None: there are none."""
     found = (
         _emptied(state, [m for m in cells.here[side] if cells.admitted[other[0]][m]])
@@ -200,7 +212,8 @@ def _step(
     gone = sum(left == 1 for left in fragments) if one[1][0] != two[1][0] else 0
     for side, machine in zip((one, two), picked, strict=True):
         cells.here[side].remove(machine)
-    return SwapStep(
+    return SwapView(
+        id="",
         one=model.machines[picked[0]],
         two=model.machines[picked[1]],
         gain=weights.fragment * gone + weights.power * len(hot),
@@ -247,11 +260,8 @@ def _may_wait_there(state: State, task: int, to: int) -> bool:
 
     A job may be less even for that time, as while any machine is drained; no limit is exceeded.
     """
-    job, at = int(state.job[task]), int(state.where[task])
-    for number, rule in enumerate(state.model.rules[job]):
-        here, there = state.bin(rule, at), state.bin(rule, to)
-        if here == there:
-            continue
-        if not rule.even or 0 < rule.at_most < state.counts[job, number, there] + 1:
-            return False
-    return True
+    job = int(state.job[task])
+    return all(
+        rule.even and not 0 < rule.at_most < state.counts[job, number, there] + 1
+        for number, rule, _, there in state.crossed(task, to)
+    )

@@ -307,7 +307,7 @@ class CannedControlPlane(ControlPlane):
         self.observations, self.store = observations, store
         self.restored = RestoredStore(store, shared, table, allocator.directory)
         keys = self.portal.settings.profile_keys
-        self.profiles = ProfileRollouts(shared, self.portal, store, keys)
+        self.profiles = ProfileRollouts(shared, self.portal.table, store, keys)
         self.task_service = TaskService(table, _NoAgents())
         self.shards = CannedShards()  # type: ignore[assignment]
         self.job_planner = CannedPlanner()  # type: ignore[assignment]

@@ -17,10 +17,10 @@ from control_plane.cli import main
 from control_plane.cli.rebalance_picture import picture
 from control_plane.client import ControlPlaneClient
 from control_plane.rebalancer.core.language import toml_of
-from control_plane.rebalancer.core.model import Effort, total
+from control_plane.rebalancer.core.model import Effort
 from control_plane.rebalancer.core.region_language import in_language
 from control_plane.rebalancer.solver import solver_process
-from tests.rebalancer_models import Replay, a_model
+from tests.rebalancer_models import Replay, a_model, total
 from wire.errors import Busy
 
 from .conftest import Region

@@ -15,10 +15,9 @@ from control_plane.rebalancer.core.model import (
     RegionModel,
     SolverAnswer,
     Weights,
-    total,
 )
 from control_plane.rebalancer.core.solving import solve
-from tests.rebalancer_models import Replay, a_model
+from tests.rebalancer_models import Replay, a_model, total
 
 pytestmark = pytest.mark.behaviour("RE1", "RE2", "RE4")
 

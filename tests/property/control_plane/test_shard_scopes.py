@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.ownership import ShardLoad
-from control_plane.portal.portal import Portal
+from control_plane.portal.portal import Portal, Use
 from control_plane.runtime.runtime import Runtime
 from control_plane.shards.core.scopes import least_loaded_first, may_own
 from control_plane.shards.ownership import OwnershipMap
@@ -82,7 +82,7 @@ class Life:
         await self.portal.put(name, EntitlementSpec(machines=1, region=region), jobs=[])
 
     async def delete(self, name: str) -> None:
-        await self.portal.delete(name, jobs=[], held=[])
+        await self.portal.delete(name, Use())
 
     async def give(self, name: str, loads: list[int]) -> None:
         found = [

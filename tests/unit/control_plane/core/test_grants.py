@@ -19,7 +19,7 @@ from control_plane.portal.core.grants import (
     shortage,
     unkept,
 )
-from control_plane.portal.core.pools import MICRO, Quota, members, pool_of, pool_quota
+from control_plane.portal.core.pools import MICRO, Held, Quota, members, pool_of, pool_quotas
 from control_plane.portal.core.raises import asks_for_more
 from control_plane.portal.supply import SupplyIndex
 
@@ -180,8 +180,8 @@ def test_two_reservations_stack_on_one_materialization():
     }
     assert {pool_of(name, s) for name, s in specs.items()} == {"shared", "own"}
     assert members(specs) == {"shared": ["shared", "ads", "feed"], "own": ["own"]}
-    assert pool_quota("shared", specs) == Quota(1042, {"skylake": 1042})
-    assert pool_quota("own", specs) == Quota(5)
+    assert pool_quotas(specs)["shared"] == Quota(1042, {"skylake": 1042})
+    assert pool_quotas(specs)["own"] == Quota(5)
     room = {SKYLAKE: 1042, MILAN: 5}
     assert unkept(specs, room) == {}
     found = shortage(
@@ -192,13 +192,13 @@ def test_two_reservations_stack_on_one_materialization():
 
 @pytest.mark.behaviour("MO6", "CP3")
 def test_a_quota_in_rru_and_one_by_type_are_both_enforced():
-    left = Quota(machines=4, per_type={"a": 2, "b": 3}, rru=10.0).left([("a", 1.5)])
-    left.take("a", 1)
-    left.take("b", 1)
-    left.take("b", 6.5)
-    assert not left.over()
-    left.take("c", 0.1)
-    assert left.over() == [
+    quota = Quota(machines=4, per_type={"a": 2, "b": 3}, rru=10.0)
+    held = Held()
+    for machine_type, rru in (("a", 1.5), ("a", 1), ("b", 1), ("b", 6.5)):
+        held.add(machine_type, rru)
+    assert not quota.excess(held)
+    held.add("c", 0.1)
+    assert quota.excess(held) == [
         "5 machines of 4",
         "10.1 RRU of 10",
         "1 machines of type c of 0",
@@ -207,7 +207,7 @@ def test_a_quota_in_rru_and_one_by_type_are_both_enforced():
 
 @pytest.mark.behaviour("CP10")
 def test_a_pool_of_types_and_a_data_center_allows_no_others():
-    quota = pool_quota("e", {"e": spec(machines=3, machine_types=["a"], datacenter="dc1")})
+    quota = pool_quotas({"e": spec(machines=3, machine_types=["a"], datacenter="dc1")})["e"]
     assert quota.allows("a", "dc1", "west")
     assert not quota.allows("a", "dc2", "west")
     assert not quota.allows("b", "dc1", "west")
@@ -215,7 +215,7 @@ def test_a_pool_of_types_and_a_data_center_allows_no_others():
 
 @pytest.mark.behaviour("SH13")
 def test_a_pool_of_a_region_and_a_data_center_allows_machines_in_both():
-    quota = pool_quota("x", {"x": spec(machines=9, region="west", datacenter="dc1")})
+    quota = pool_quotas({"x": spec(machines=9, region="west", datacenter="dc1")})["x"]
     assert quota.allows("a", "dc1", "west")
     assert not quota.allows("a", "dc2", "west")
     assert not quota.allows("a", "dc1", "east")
@@ -239,12 +239,12 @@ def test_machines_promised_in_one_region_are_short_only_there():
 
 @pytest.mark.behaviour("MO6")
 def test_fractions_of_rru_add_up_without_an_error():
-    left = Quota(rru=1.0).left([])
+    held = Held()
     for _ in range(10):
-        left.take("a", 0.1)
-    assert not left.over()
-    left.take("a", 0.1)
-    assert left.over()
+        held.add("a", 0.1)
+    assert not Quota(rru=1.0).excess(held)
+    held.add("a", 0.1)
+    assert Quota(rru=1.0).excess(held)
 
 
 def _computing_s(count: int) -> float:

@@ -24,7 +24,9 @@ from control_plane.api.maintenance import (
 )
 from control_plane.broker.core.unavailability import leaving
 from control_plane.ops_planner import planner, preview
+from control_plane.store import Delete, Put
 from control_plane.store.memory import MemoryStore
+from control_plane.store.records import PLANS, QUARANTINE, WAVES
 from wire.errors import Busy, Conflict, InvalidInput, NotFound
 
 LARGE = Limits(memory_max_bytes=700 << 20)
@@ -575,3 +577,47 @@ async def test_a_plan_with_the_name_of_a_dropped_one_is_announced(w: World):
         view = w.cp.maintenance.show("fans")
         assert (view.plan.state, view.done) == (PlanState.RUNNING, 0)
         assert len(view.waves[0].ready) == 2
+
+
+@pytest.mark.behaviour("BUG-CP135")
+@pytest.mark.parametrize("damaged", [f"{PLANS}kernel", f"{WAVES}kernel/000001"])
+def test_announcements_end_when_the_record_of_their_plan_is_damaged(damaged: str) -> None:
+    """The record was set aside: no other record has the end of the work."""
+
+    async def main() -> None:
+        w = World(a_region(2), give_back_after_s=20)
+
+        def are_announced() -> bool:
+            records = [w.cp._broker.table.get(name) for name in ("m1", "m2")]
+            return any(e.end is None for r in records for e in r.unavailability)
+
+        async with asyncio.timeout(20_000):
+            async with w.running():
+                await w.set_up(2)
+                await w.cp.maintenance.accept("kernel", a_request(despite=True), "ann")
+                await w.until(are_announced, 100)
+            await w.store.__aenter__()
+            entry = await w.store.get(damaged)
+            assert entry is not None
+            aside = [Put(QUARANTINE + damaged, entry.value), Delete(damaged)]
+            await w.store.txn({}, aside)
+            await w.store.__aexit__(None, None, None)
+            async with w.running():
+                await w.until(lambda: not are_announced(), 300)
+
+    run(main())
+
+
+@planned(machines=2)
+async def test_a_damaged_plan_keeps_what_ended_waves_announced(w: World):
+    """Machines that were emptied to be removed stay announced after their wave."""
+    await w.set_up(2)
+    request = a_request(work=Work.DECOMMISSION, despite=True)
+    await w.cp.maintenance.accept("old", request, "ann")
+    await w.until(lambda: w.cp.maintenance.show("old").plan.state is PlanState.DONE, 300)
+    w.cp.maintenance._damaged.add("old")
+    async with w.cp.maintenance._plans.lock("old"):
+        await w.cp.maintenance._plans.commit("old", None)
+    await w.until(lambda: not w.cp.maintenance._damaged, 100)
+    records = [w.cp._broker.table.get(name) for name in ("m1", "m2")]
+    assert all(any(e.end is None for e in r.unavailability) for r in records)

@@ -302,7 +302,7 @@ def test_a_plan_shows_the_use_of_each_entitlement() -> None:
         await w.packed(quota=3)
         machine = next(m for m in w.cp._allocator.index.machines.values() if m.jobs)
         rru, memory = machine.capacity.rru, machine.capacity.memory_bytes
-        w.cp.rebalancer.planner.measured = lambda _job, tasks: [
+        w.cp.rebalancer.watch.measured = lambda _job, tasks: [
             (rru / 10, memory / 5, 0.0) for _ in tasks
         ]
 

@@ -24,12 +24,14 @@ from control_plane.api.rebalancing import (
     PauseRequest,
     RebalancePlan,
     RebalanceRecord,
+    SwapView,
 )
 from control_plane.rebalancer.core.machine_use import Load
-from control_plane.rebalancer.core.model import Effort, PlanStep, RegionModel, SolverAnswer
-from control_plane.rebalancer.records import KEPT
+from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
+from control_plane.rebalancer.records import KEPT, RebalanceRecords
 from control_plane.roles import ControlPlane
 from control_plane.runtime.table import Table
+from control_plane.store import Delete
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import REBALANCE
 
@@ -62,8 +64,16 @@ async def invents(model: RegionModel, effort: Effort) -> SolverAnswer:
     """Answer a real plan with added moves: of unknown tasks, to unknown machines, and to the same
     machine."""
     answer = await solved_here(model, effort)
-    ghost = PlanStep(
-        job="web", task=0, from_machine="m1", to_machine="m1", wave=0, gain=1.0, price=0.0, why=""
+    ghost = MoveView(
+        id="",
+        job="web",
+        task=0,
+        from_machine="m1",
+        to_machine="m1",
+        wave=0,
+        gain=1.0,
+        price=0.0,
+        why="",
     )
     return replace(
         answer,
@@ -142,8 +152,8 @@ def test_loads_that_are_wrong_break_no_rule_and_move_no_task_twice(lie: str) -> 
     """Half of the tasks have impossible loads."""
 
     async def body(w: Rebalanced) -> None:
-        planner = w.cp.rebalancer.planner
-        planner.measured = lambda _job, tasks: [LIES[lie] if task % 2 else None for task in tasks]
+        watch = w.cp.rebalancer.watch
+        watch.measured = lambda _job, tasks: [LIES[lie] if task % 2 else None for task in tasks]
         await w.packed()
         await asyncio.sleep(1_800)
         await w.stable()
@@ -229,7 +239,7 @@ def test_a_pause_is_kept_although_a_move_ends_at_the_same_moment() -> None:
         w.store.txn = slowly  # type: ignore[method-assign]
         move = replace(before[0], id="p9.9")
         await asyncio.gather(
-            rebalancer.pause(PauseRequest(reason="look"), "ann"), rebalancer._ended(move)
+            rebalancer.pause(PauseRequest(reason="look"), "ann"), rebalancer._store(move)
         )
         assert rebalancer.status().paused
         assert rebalancer.history().moves[0].id == "p9.9"
@@ -246,7 +256,7 @@ def test_a_move_that_ended_while_the_process_was_away_is_recorded() -> None:
         async with asyncio.timeout(40_000):
             async with world.running() as w:
                 await w.packed()
-                ended, stuck = w.cp.rebalancer._ended, list[MoveView]()
+                ended, stuck = w.cp.rebalancer._store, list[MoveView]()
 
                 async def stops(move: MoveView) -> None:
                     if move.state is MoveState.DONE:
@@ -254,7 +264,7 @@ def test_a_move_that_ended_while_the_process_was_away_is_recorded() -> None:
                         await asyncio.sleep(1e9)  # the process ends before this is stored
                     await ended(move)
 
-                w.cp.rebalancer._ended = stops  # type: ignore[method-assign]
+                w.cp.rebalancer._store = stops  # type: ignore[method-assign]
                 await w.until(lambda: stuck, 4_000)
             async with world.running() as w:
                 rebalancer = w.cp.rebalancer
@@ -298,3 +308,34 @@ async def test_a_plan_of_the_longest_kept_length_is_stored_on_every_engine() -> 
             async with table.lock("plan"):
                 await table.commit("plan", record)
             assert table.get("plan") == record
+
+
+@pytest.mark.behaviour("BUG-CP136")
+async def test_no_number_of_a_plan_comes_again_when_the_state_is_damaged() -> None:
+    """Without moves the plan itself is not stored, and after it ended neither."""
+    async with MemoryStore() as store:
+        records = RebalanceRecords(store)
+        await records.load()
+        await records.change(lambda state: replace(state, plans=7))
+        await records.put_plan(None)
+        await store.txn({}, [Delete(f"{REBALANCE}state")])
+
+        again = RebalanceRecords(store)
+        await again.load()
+
+        assert again.state.plans == 7
+
+
+@pytest.mark.behaviour("BUG-CP136")
+@pytest.mark.parametrize("stored", [{"swaps": [SwapView(id="s5.1", one="m1", two="m2")]}, {}])
+async def test_plans_of_an_earlier_release_keep_their_numbers(stored: dict[str, Any]) -> None:
+    """Its records do not have the number of plans in addition to the state."""
+    async with MemoryStore() as store:
+        table = Table(store, REBALANCE, RebalanceRecord, "rebalance record")
+        await table.load()
+        async with table.lock("swaps"):
+            await table.commit("swaps", RebalanceRecord(**stored))
+        records = RebalanceRecords(store)
+        await records.load()
+
+        assert records.state.plans == (5 if stored else 0)

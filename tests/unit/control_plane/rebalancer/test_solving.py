@@ -15,10 +15,9 @@ from control_plane.rebalancer.core.model import (
     SolverAnswer,
     TaskKind,
     Weights,
-    total,
 )
 from control_plane.rebalancer.core.solving import solve
-from tests.rebalancer_models import columns
+from tests.rebalancer_models import columns, total
 
 pytestmark = pytest.mark.behaviour("RE1", "RE2", "RE4")
 

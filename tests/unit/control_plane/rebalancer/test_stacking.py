@@ -11,8 +11,9 @@ from test_solving import a_region, solved
 from world import a_job
 
 from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.rebalancing import StackView
 from control_plane.rebalancer.core.language import read_model, toml_of, words_of
-from control_plane.rebalancer.core.model import RegionModel, StackStep
+from control_plane.rebalancer.core.model import RegionModel
 from control_plane.rebalancer.core.region_language import in_language
 from tests.rebalancer_models import a_model
 
@@ -33,7 +34,7 @@ def test_small_entitlements_stack_where_they_fit_and_free_most_machines() -> Non
     two others would."""
     model = pools([[3, 3], [2], [4], [9]], [0, 0, 0, 0])
 
-    assert solved(model).stacks == [StackStep(on="pool1", entitlements=["pool0"], machines=2)]
+    assert solved(model).stacks == [StackView(on="pool1", entitlements=["pool0"], machines=2)]
 
 
 def test_entitlements_of_another_class_and_large_ones_do_not_stack() -> None:

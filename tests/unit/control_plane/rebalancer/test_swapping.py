@@ -7,7 +7,8 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from control_plane.rebalancer.core.model import Effort, PoweredPlace, RegionModel, SwapStep
+from control_plane.api.rebalancing import SwapView
+from control_plane.rebalancer.core.model import Effort, PoweredPlace, RegionModel
 from control_plane.rebalancer.core.solving import solve
 from tests.rebalancer_models import a_model
 from tests.unit.control_plane.rebalancer.test_solving import a_region
@@ -15,7 +16,7 @@ from tests.unit.control_plane.rebalancer.test_solving import a_region
 pytestmark = pytest.mark.behaviour("RE3", "WH8")
 
 
-def swapped(model: RegionModel, most: int = 5) -> list[SwapStep]:
+def swapped(model: RegionModel, most: int = 5) -> list[SwapView]:
     effort = Effort(steps=500, swaps=most, with_bound=False)
     return solve(model, effort, clock=lambda: 0.0).swaps
 

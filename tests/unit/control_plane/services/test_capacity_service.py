@@ -29,7 +29,7 @@ async def joined(w: World) -> None:
 @scenario()
 async def test_a_job_runs_once_its_entitlement_is_approved(w: World):
     await joined(w)
-    portal = w.cp.capacity._portal
+    portal = w.cp.capacity.portal
     portal.settings = replace(portal.settings, approval=Approval.ALWAYS)
     request = await w.cp.capacity.request("front", change(machines=3), ANN)
     assert request.state is RequestState.PENDING
@@ -136,7 +136,7 @@ async def test_a_data_center_without_power_keeps_tasks_waiting_and_reports_it(w:
 async def test_quotas_above_the_machines_are_reported(w: World):
     await joined(w)
     await w.cp.capacity.put_entitlement("front", EntitlementSpec(machines=3, host_profile="web"))
-    portal = w.cp.capacity._portal
+    portal = w.cp.capacity.portal
     lost = w.cp._broker.table.get("m3")
     portal.supply.on_machine_change("m3", lost, None)
     report = await w.cp.capacity.report()

@@ -7,7 +7,7 @@ from world import a_job, scenario
 
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord
-from control_plane.portal.portal import Portal
+from control_plane.portal.portal import Portal, Use
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Put
 from control_plane.store.memory import MemoryStore
@@ -59,7 +59,7 @@ async def test_a_deletion_fails_if_another_process_wrote_a_job_meanwhile():
 
         store.txn = txn
         with pytest.raises(Conflict):
-            await portal.delete("front", jobs=[], held=[])
+            await portal.delete("front", Use())
         assert "front" in portal.table
 
 
@@ -70,5 +70,5 @@ async def test_no_job_is_applied_to_an_entitlement_being_deleted():
         portal = Portal(store, Runtime())
         await portal.put("front", EntitlementSpec(machines=0, host_profile="web"), jobs=[])
         with portal.applying("front"), pytest.raises(Conflict, match="a job is being moved to it"):
-            await portal.delete("front", jobs=[], held=[])
-        await portal.delete("front", jobs=[], held=[])
+            await portal.delete("front", Use())
+        await portal.delete("front", Use())

@@ -26,9 +26,12 @@ from control_plane.api.settings import PortalSettings
 from control_plane.broker.core.capacity import micro
 from control_plane.portal.core.grants import MachineClass, is_leaving, rru_of, unkept
 from control_plane.portal.portal import Person, Portal, Use
+from control_plane.portal.request_book import RequestBook
 from control_plane.portal.supply import SupplyIndex
 from control_plane.runtime.runtime import Runtime
+from control_plane.store import Put
 from control_plane.store.memory import MemoryStore
+from control_plane.store.records import QUARANTINE, REQUESTS
 from wire.errors import Conflict, Forbidden, InvalidInput, NotFound, TwineError, Unprocessable
 
 NOTHING = Use()
@@ -220,7 +223,7 @@ async def test_reservations_fit_their_materialization(p: Portal):
     with pytest.raises(InvalidInput, match="the reservation 'ads' would not fit any more"):
         await p.put("pool", EntitlementSpec(machines=4, host_profile="base"), jobs=[])
     with pytest.raises(Conflict, match="reservation ads, reservation feed"):
-        await p.delete("pool", jobs=[], held=[])
+        await p.delete("pool", Use())
     with pytest.raises(Unprocessable):  # 4 + 2 + 3 of 10 are promised already
         await p.put("x", EntitlementSpec(machines=2), jobs=[])
 
@@ -482,3 +485,13 @@ def test_grants_never_exceed_the_region_for_any_requests_and_decisions(steps):
                 assert unkept(portal.specs(), portal.supply.counts()) == {}
 
     run(main())
+
+
+@pytest.mark.behaviour("BUG-CP137")
+async def test_the_id_of_a_damaged_request_is_not_used_again() -> None:
+    async with MemoryStore() as store:
+        await store.txn({}, [Put(f"{QUARANTINE}{REQUESTS}r7", b"{}")])
+        book = RequestBook(store, keep=10)
+        await book.load()
+
+        assert book.new_id() == "r8"
