@@ -8,7 +8,6 @@ from typing import Any
 
 from control_plane.runtime.locks import Locks
 from control_plane.runtime.readable import (
-    PAGE,
     PART,
     Item,
     Loaded,
@@ -17,9 +16,9 @@ from control_plane.runtime.readable import (
     T,
     for_each,
     ignore,
-    pages,
 )
 from control_plane.store import Delete, Entry, KeyChange, Operation, Put, Store
+from control_plane.store.bulk import PAGE, pages
 from control_plane.store.outcomes import Slots, WriteAttempt
 from control_plane.store.records import encode
 from wire.errors import Busy, Conflict, TwineError, UnknownOutcome
