@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from control_plane import config as configuration
-from control_plane.commands import CONFIG, STATE, fail, run, until_signal
+from control_plane.commands import CONFIG, STATE, configured, fail, run, until_signal
 from control_plane.config import Config
 from control_plane.copy_commands import backup, forget_store, migrate_store, restore_store
 from control_plane.credential_commands import (
@@ -27,12 +27,7 @@ from control_plane.credential_commands import (
     user,
 )
 from control_plane.notify import notify, standing_by
-from control_plane.process import (
-    before,
-    make_folder,
-    until,
-    url_of,
-)
+from control_plane.process import before, make_folder, until, url_of
 from wire import log as logs
 from wire.errors import TwineError
 
@@ -42,7 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ROLES = ("all", "core", "shard", "front-end")
 Started = Callable[[str], None]
 
 
@@ -197,18 +191,12 @@ def serve_command(
 @main.command("check-store")
 @click.option("--quarantine", "aside", metavar="NAME", help="Set this record aside.")
 @click.option("--forget", metavar="NAME", help="Permanently remove a record that was set aside.")
-@CONFIG
-@STATE
-def check_store(aside: str | None, forget: str | None, **given: Any) -> None:
+@configured
+def check_store(config: Config, aside: str | None, forget: str | None) -> None:
     """List stored records that cannot be used; the control plane is stopped.
 
     The control plane sets them aside at its start. The exit code is 2 while there are any.
     """
-    try:
-        config = configuration.load(given["file"], {"state": given["state"]})
-    except TwineError as e:
-        fail(e)
-        return
     from control_plane.check_store import check
 
     run(check(config, aside, forget))
@@ -221,25 +209,17 @@ def check_store(aside: str | None, forget: str | None, **given: Any) -> None:
         "Every host has to join again, and every credential has to be created again. Continue?"
     ),
 )
-@CONFIG
-@STATE
-def new_authority(**given: Any) -> None:
+@configured
+def new_authority(config: Config) -> None:
     """Create a new authority after the loss of its key; the control plane is stopped."""
-    try:
-        config = configuration.load(given["file"], {"state": given["state"]})
-    except TwineError as e:
-        fail(e)
-        return
     from control_plane.new_authority import begin
 
     run(begin(config))
 
 
-main.add_command(backup)
-main.add_command(restore_store)
-for command in (migrate_store, forget_store, user, controller):
-    main.add_command(command)
-for command in (shard_credential, front_end_credential):
+_STORES = (backup, restore_store, migrate_store, forget_store)
+_CREDENTIALS = (user, controller, shard_credential, front_end_credential)
+for command in (*_STORES, *_CREDENTIALS):
     main.add_command(command)
 
 if __name__ == "__main__":
