@@ -13,10 +13,10 @@ from control_plane.api.capacity import (
 )
 from control_plane.api.capacity_report import CapacityReport
 from control_plane.api.profiles import ProfileProposal, ProfileStats, ProfileView
-from control_plane.route_calls import RouteCalls
+from control_plane.route_calls import NamedCalls
 
 
-class CapacityClient(RouteCalls):
+class CapacityClient(NamedCalls):
     """Reads and changes entitlements and host profiles, and decides requests for them.
 
     Every method raises what the front end raised, or `Unreachable`.

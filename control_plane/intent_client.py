@@ -11,10 +11,10 @@ from control_plane.api.intent_changes import (
 )
 from control_plane.api.intents import Dimension
 from control_plane.api.jobs import JobBriefs
-from control_plane.route_calls import RouteCalls
+from control_plane.route_calls import NamedCalls
 
 
-class IntentClient(RouteCalls):
+class IntentClient(NamedCalls):
     """Reads and writes intents; the caller is the writer of what it sends.
 
     Every method raises what the front end raised, or `Unreachable`.

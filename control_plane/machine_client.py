@@ -26,13 +26,13 @@ from control_plane.api.maintenance import (
     Preview,
     Reported,
 )
-from control_plane.route_calls import ROUTE, RouteCalls
+from control_plane.route_calls import ROUTE, NamedCalls
 
 _IMPORT_TIMEOUT_S = 3600.0
 _CHUNK = 1 << 18
 
 
-class MachineClient(RouteCalls):
+class MachineClient(NamedCalls):
     """Reads machines, and changes their records and planned work.
 
     Every method raises what the front end raised, or `Unreachable`.

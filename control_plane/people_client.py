@@ -22,10 +22,10 @@ from control_plane.api.people import (
     Users,
 )
 from control_plane.api.restored import Restored, RestoredView
-from control_plane.route_calls import ROUTE, RouteCalls
+from control_plane.route_calls import ROUTE, NamedCalls
 
 
-class PeopleClient(RouteCalls):
+class PeopleClient(NamedCalls):
     """Identities, operators, groups, users and the audit log."""
 
     async def get_current_user(self) -> CurrentUser:

@@ -14,13 +14,13 @@ from control_plane.api.rebalancing import (
     RebalanceStatus,
 )
 from control_plane.api.region_status import RegionStatus
-from control_plane.route_calls import ROUTE, RouteCalls
+from control_plane.route_calls import ROUTE, NamedCalls
 
 PLAN_TIMEOUT_S = 300.0
 """The solver has tens of seconds, and plans for two callers wait for each other."""
 
 
-class RebalanceClient(RouteCalls):
+class RebalanceClient(NamedCalls):
     """Reads the region's status, moves entitlements between shards, controls the ReBalancer.
 
     Every method raises what the front end raised, or `Unreachable`.

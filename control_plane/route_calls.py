@@ -11,7 +11,7 @@ ROUTE = {route.name: route for route in ROUTES}
 _T = TypeVar("_T")
 
 
-class RouteCalls(WireClient):
+class NamedCalls(WireClient):
     """A client whose methods name the route that they call, and the type of its answer."""
 
     async def ask(self, kind: type[_T], route: str, body: object = None, /, **given: Any) -> _T:
