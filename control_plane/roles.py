@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from control_plane.agents.dispatcher import Dispatcher
@@ -324,12 +323,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         self._start(self._loops)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop the loops; tasks on the machines continue to run."""
         assert self._loops is not None
         await self._loops.close()

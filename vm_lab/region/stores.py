@@ -11,7 +11,6 @@ import random
 import zlib
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from control_plane.store.memory import MemoryStore
@@ -85,14 +84,9 @@ class StoreFacade:
         await self._disk.engine.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close it."""
-        await self._disk.engine.__aexit__(kind, error, trace)
+        await self._disk.engine.__aexit__(None, None, None)
 
     @property
     def times(self) -> WriteTimes:
