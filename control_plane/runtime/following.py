@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from control_plane.store import Compacted, KeyChange, Store
-from control_plane.store.progress import Progress
+from control_plane.store.progress import FollowedRevision
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Followed(Protocol):
         ...
 
 
-class Following(Progress):
+class Following(FollowedRevision):
     """Keeps tables equal to a store that other processes write to."""
 
     def __init__(self, store: Store, tables: Sequence[Followed]) -> None:

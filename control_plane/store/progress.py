@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Progress:
+class FollowedRevision:
     """How far something has followed a store: everything up to the revision `at`."""
 
     def __init__(self, at: int = 0) -> None:

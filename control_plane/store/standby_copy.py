@@ -8,7 +8,7 @@ from bisect import bisect_left, insort
 
 from control_plane.store import etcd_pb2 as pb
 from control_plane.store.etcd_client import EtcdClient, read_range
-from control_plane.store.progress import Progress
+from control_plane.store.progress import FollowedRevision
 from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ _LOADED_S, _PATIENCE_S = 30.0, 1.0
 the copy has all earlier writes."""
 
 
-class StandbyCopy(Progress):
+class StandbyCopy(FollowedRevision):
     """All keys of a range of etcd, by one list and a watch; revisions are etcd's own.
 
     It always equals etcd's state at one revision. It is read while the process that has just become

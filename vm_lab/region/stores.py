@@ -170,11 +170,8 @@ class StoreFacade:
             outcome = self._apply(compare, operations)
         if crash is not None:
             life.kill(f"after a transaction of store {disk.name}")
-        elif not done.done():
-            if isinstance(outcome, TwineError):
-                done.set_exception(outcome)
-            else:
-                done.set_result(outcome)
+        else:
+            life.settle(done, outcome)
 
     def _maybe(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> None:
         """Carry out a write without an answer: now, later, or never."""
