@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -26,8 +27,8 @@ from control_plane.credential_commands import (
     shard_credential,
     user,
 )
-from control_plane.notify import notify, standing_by
-from control_plane.process import before, make_folder, until, url_of
+from control_plane.notify import notify
+from control_plane.process import make_folder, open_store, until, url_of
 from wire import log as logs
 from wire.errors import TwineError
 
@@ -50,18 +51,14 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     from control_plane.identity.authority import OwnIdentity, open_authority
     from control_plane.identity.loss import refuse_if_lost
     from control_plane.runtime.runtime import Runtime
-    from control_plane.store.opening import check_alone, main_store
-    from wire.listen import serving, tcp_socket, unix_socket
+    from control_plane.store.opening import check_alone
+    from wire.listen import serving
 
     async with AsyncExitStack() as stack:
-        make_folder(config.state_path, "state folder")
-        role = _role_of(config)
-        opened = main_store(config, standing_by, role.lock, role.announced)
-        opening = asyncio.ensure_future(stack.enter_async_context(opened))
-        runtime = Runtime()
-        if not await before(stopping, opening, runtime):
+        role, runtime = _role_of(config), Runtime()
+        store = await open_store(stack, config, role, stopping, runtime)
+        if store is None:
             return
-        store = opening.result()
         if config.etcd.endpoints:
             notify("STATUS=leads, loading")
         if role.name == "all":
@@ -74,27 +71,29 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
             leaf_life_s=config.leaf_life_s,
             task_leaf_life_s=config.task_leaf_life_s,
         )
-        tcp = stack.enter_context(tcp_socket(*config.listen_on()))
-        local = stack.enter_context(unix_socket(Path(config.socket), config.socket_group))
-        stack.callback(Path(config.socket).unlink, missing_ok=True)
+        tcp, local = _sockets(stack, config)
         url = url_of(config.reachable_at()[0], tcp.getsockname()[1])
         identity = OwnIdentity(authority, config.reachable_at())
         parts = ProcessParts(config, store, broker_stores, role, authority, identity, url, runtime)
         control_plane, app, rotation = await Assembly(parts).build(stack)
-        servers = serving(
-            app,
-            tcp,
-            identity.server_context(),
-            local,
-            is_void=lambda *of: identity.is_void(*of),
-        )
-        await stack.enter_async_context(servers)
+        tls, is_void = identity.server_context(), lambda *of: identity.is_void(*of)
+        await stack.enter_async_context(serving(app, tcp, tls, local, is_void=is_void))
         log.info("serving", extra={"url": url, "socket": config.socket})
         started(url)
         ends = identity.end_connections_forever(control_plane.disconnect)
         loops = control_plane.wait_failed(), identity.renew_forever(), ends, rotation.run()
         await until(stopping, *loops)
         log.info("shutting down; tasks continue to run")
+
+
+def _sockets(stack: AsyncExitStack, config: Config) -> tuple[socket.socket, socket.socket]:
+    """Return the sockets for hosts and users, and for this host's operators."""
+    from wire.listen import tcp_socket, unix_socket
+
+    tcp = stack.enter_context(tcp_socket(*config.listen_on()))
+    local = stack.enter_context(unix_socket(Path(config.socket), config.socket_group))
+    stack.callback(Path(config.socket).unlink, missing_ok=True)
+    return tcp, local
 
 
 async def _open_broker_stores(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from control_plane.notify import standing_by
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:
+    from control_plane.config import Config
     from control_plane.runtime.runtime import Runtime
+    from control_plane.shards.processes import OwnRole
     from control_plane.store import Store
 
 _T = TypeVar("_T")
@@ -70,6 +74,18 @@ async def before(stopping: asyncio.Event, opening: asyncio.Future[Any], runtime:
     opening.cancel()
     await asyncio.gather(opening, return_exceptions=True)
     return False
+
+
+async def open_store(
+    stack: AsyncExitStack, config: Config, role: OwnRole, stopping: asyncio.Event, runtime: Runtime
+) -> Store | None:
+    """Return the open main store; None: `stopping` was set before this process led."""
+    from control_plane.store.opening import main_store
+
+    make_folder(config.state_path, "state folder")
+    opened = main_store(config, standing_by, role.lock, role.announced)
+    opening = asyncio.ensure_future(stack.enter_async_context(opened))
+    return opening.result() if await before(stopping, opening, runtime) else None
 
 
 def boot_id() -> str:
