@@ -12,16 +12,11 @@ from control_plane.api.capacity import (
     EntitlementView,
 )
 from control_plane.api.capacity_report import CapacityReport
-from control_plane.api.capacity_routes import CAPACITY_ROUTES, PROFILE_ROUTES
 from control_plane.api.profiles import ProfileProposal, ProfileStats, ProfileView
-from wire.client import WireClient, answer_as
-from wire.routes import Route
-
-_ROUTES = (*CAPACITY_ROUTES, *PROFILE_ROUTES)
-_ROUTE: dict[str, Route] = {route.name: route for route in _ROUTES}
+from control_plane.route_calls import NamedCalls
 
 
-class CapacityClient(WireClient):
+class CapacityClient(NamedCalls):
     """Reads and changes entitlements and host profiles, and decides requests for them.
 
     Every method raises what the front end raised, or `Unreachable`.
@@ -29,28 +24,23 @@ class CapacityClient(WireClient):
 
     async def list_entitlements(self) -> Entitlements:
         """Return all entitlements."""
-        return answer_as(Entitlements, await self.call(_ROUTE["list_entitlements"]))
+        return await self.ask(Entitlements, "list_entitlements")
 
     async def get_entitlement(self, name: str) -> EntitlementView:
         """Return an entitlement, or raise `NotFound`."""
-        return answer_as(
-            EntitlementView, await self.call(_ROUTE["get_entitlement"], entitlement=name)
-        )
+        return await self.ask(EntitlementView, "get_entitlement", entitlement=name)
 
     async def put_entitlement(self, name: str, spec: EntitlementSpec) -> EntitlementView:
         """Create an entitlement or change it, at once or not at all."""
-        answer = await self.call(_ROUTE["put_entitlement"], spec, entitlement=name)
-        return answer_as(EntitlementView, answer)
+        return await self.ask(EntitlementView, "put_entitlement", spec, entitlement=name)
 
     async def request_entitlement(self, name: str, change: EntitlementChange) -> EntitlementRequest:
         """Request an entitlement, a change or a removal; the answer has the outcome."""
-        answer = await self.call(_ROUTE["request_entitlement"], change, entitlement=name)
-        return answer_as(EntitlementRequest, answer)
+        return await self.ask(EntitlementRequest, "request_entitlement", change, entitlement=name)
 
     async def list_requests(self, *, decided: bool = False) -> EntitlementRequests:
         """Return the requests that wait for a decision, or all of them."""
-        answer = await self.call(_ROUTE["list_requests"], all="true" if decided else None)
-        return answer_as(EntitlementRequests, answer)
+        return await self.ask(EntitlementRequests, "list_requests", all="true" if decided else None)
 
     async def approve_request(self, request_id: str, note: str = "") -> EntitlementRequest:
         """Grant a request."""
@@ -65,31 +55,31 @@ class CapacityClient(WireClient):
         return await self._decide("withdraw_request", request_id, note)
 
     async def _decide(self, route: str, request_id: str, note: str) -> EntitlementRequest:
-        answer = await self.call(_ROUTE[route], DecisionNote(note=note), request=request_id)
-        return answer_as(EntitlementRequest, answer)
+        return await self.ask(
+            EntitlementRequest, route, DecisionNote(note=note), request=request_id
+        )
 
     async def get_capacity(self) -> CapacityReport:
         """Return granted, held, used and remaining capacity."""
-        return answer_as(CapacityReport, await self.call(_ROUTE["get_capacity"], timeout_s=120.0))
+        return await self.ask(CapacityReport, "get_capacity", timeout_s=120.0)
 
     async def propose_profile(
         self, entitlement: str, change: ProfileProposal, *, dry_run: bool = False
     ) -> ProfileView:
         """Bring the machines of an entitlement to a changed profile, a few at a time."""
-        route, dry = _ROUTE["propose_profile"], "true" if dry_run else None
-        answer = await self.call(route, change, entitlement=entitlement, dry_run=dry)
-        return answer_as(ProfileView, answer)
+        dry = "true" if dry_run else None
+        return await self.ask(
+            ProfileView, "propose_profile", change, entitlement=entitlement, dry_run=dry
+        )
 
     async def get_profile_rollout(self, entitlement: str) -> ProfileView:
         """Return the profile of an entitlement, and how far a change of it is."""
-        route = _ROUTE["get_profile_rollout"]
-        return answer_as(ProfileView, await self.call(route, entitlement=entitlement))
+        return await self.ask(ProfileView, "get_profile_rollout", entitlement=entitlement)
 
     async def rollback_profile(self, entitlement: str) -> ProfileView:
         """Bring its machines back to the profile before."""
-        route = _ROUTE["rollback_profile"]
-        return answer_as(ProfileView, await self.call(route, entitlement=entitlement))
+        return await self.ask(ProfileView, "rollback_profile", entitlement=entitlement)
 
     async def profile_stats(self) -> ProfileStats:
         """Return how long hosts take to change each kind of setting."""
-        return answer_as(ProfileStats, await self.call(_ROUTE["profile_stats"]))
+        return await self.ask(ProfileStats, "profile_stats")

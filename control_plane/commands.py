@@ -6,15 +6,35 @@ import asyncio
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
+from control_plane import config as configuration
 from wire.errors import TwineError
 
 CONFIG = click.option("--config", "file", type=click.Path(path_type=Path), help="TOML file.")
 STATE = click.option("--state", help="Folder of the store, the authority and the images.")
+
+
+def configured(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options `--config` and `--state`, and pass it their `config`.
+
+    An error of the configuration or of the command ends the process as `fail` does.
+    """
+
+    @CONFIG
+    @STATE
+    @wraps(command)
+    def with_config(file: Path | None, state: str | None, **given: Any) -> None:
+        try:
+            command(configuration.load(file, {"state": state}), **given)
+        except TwineError as e:
+            fail(e)
+
+    return with_config
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

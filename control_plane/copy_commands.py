@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from control_plane import config as configuration
-from control_plane.commands import CONFIG, STATE, fail, run
+from control_plane.commands import configured, run
 from control_plane.config import Config
-from wire.errors import TwineError
 
 
 @click.command("backup")
@@ -21,9 +18,8 @@ from wire.errors import TwineError
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder in which the copy gets its own folder.",
 )
-@CONFIG
-@STATE
-def backup(into: Path, **given: Any) -> None:
+@configured
+def backup(config: Config, into: Path) -> None:
     """Copy the store while the control plane runs, read the copy back, and print where it is.
 
     With stores of data centers the control plane must be stopped: the copies have to agree.
@@ -31,14 +27,8 @@ def backup(into: Path, **given: Any) -> None:
     from control_plane.restore_store import copy_all
     from control_plane.store.opening import sqlite_only
 
-    try:
-        config = configuration.load(given["file"], {"state": given["state"]})
-        sqlite_only(config, "backup")
-        made = copy_all(config, into)
-    except TwineError as e:
-        fail(e)
-        return
-    click.echo(made)
+    sqlite_only(config, "backup")
+    click.echo(copy_all(config, into))
 
 
 @click.command("restore-store")
@@ -55,9 +45,8 @@ def backup(into: Path, **given: Any) -> None:
     help="Keep users' credentials valid, although revocations since the copy are unknown.",
 )
 @click.confirmation_option("--yes", prompt="All changes since the copy are lost. Continue?")
-@CONFIG
-@STATE
-def restore_store(copy: Path, keep_credentials: bool, **given: Any) -> None:
+@configured
+def restore_store(config: Config, copy: Path, keep_credentials: bool) -> None:
     """Replace the store by a copy; the control plane is stopped.
 
     After its start it sends no commands until `twinectl restored release`.
@@ -65,12 +54,7 @@ def restore_store(copy: Path, keep_credentials: bool, **given: Any) -> None:
     from control_plane.restore_store import restore
     from control_plane.store.opening import sqlite_only
 
-    try:
-        config = configuration.load(given["file"], {"state": given["state"]})
-        sqlite_only(config, "restore-store")
-    except TwineError as e:
-        fail(e)
-        return
+    sqlite_only(config, "restore-store")
     run(restore(config, copy, keep_credentials=keep_credentials))
 
 
@@ -82,20 +66,14 @@ def restore_store(copy: Path, keep_credentials: bool, **given: Any) -> None:
     type=click.Choice(["etcd", "sqlite"]),
     help="Target engine: [etcd] of the configuration, or --state.",
 )
-@CONFIG
-@STATE
-def migrate_store(engine: str, **given: Any) -> None:
+@configured
+def migrate_store(config: Config, engine: str) -> None:
     """Move the main store to another engine; the control plane is stopped, tasks run.
 
     If it is killed, run the same command again. Both stores can never be opened at once.
     """
     from control_plane.migrate_store import move
 
-    try:
-        config = configuration.load(given["file"], {"state": given["state"]})
-    except TwineError as e:
-        fail(e)
-        return
     run(move(config, to_etcd=engine == "etcd"))
 
 
@@ -105,15 +83,9 @@ def migrate_store(engine: str, **given: Any) -> None:
     "--yes",
     prompt="The control plane loses its machines, and their tasks start elsewhere. Continue?",
 )
-@CONFIG
-@STATE
-def forget_store(datacenter: str, **given: Any) -> None:
+@configured
+def forget_store(config: Config, datacenter: str) -> None:
     """Remove the record of a data center's store that is lost; the control plane is stopped."""
-    try:
-        config = configuration.load(given["file"], {"state": given["state"]})
-    except TwineError as e:
-        fail(e)
-        return
     run(_forget_store(config, datacenter))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from control_plane import config as configuration
-from control_plane.commands import CONFIG, STATE, fail, run, until_signal
+from control_plane.commands import CONFIG, STATE, configured, fail, run, until_signal
 from control_plane.config import Config
 from control_plane.copy_commands import backup, forget_store, migrate_store, restore_store
 from control_plane.credential_commands import (
@@ -26,13 +27,8 @@ from control_plane.credential_commands import (
     shard_credential,
     user,
 )
-from control_plane.notify import notify, standing_by
-from control_plane.process import (
-    before,
-    make_folder,
-    until,
-    url_of,
-)
+from control_plane.notify import notify
+from control_plane.process import make_folder, open_store, until, url_of
 from wire import log as logs
 from wire.errors import TwineError
 
@@ -42,7 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ROLES = ("all", "core", "shard", "front-end")
 Started = Callable[[str], None]
 
 
@@ -56,18 +51,14 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     from control_plane.identity.authority import OwnIdentity, open_authority
     from control_plane.identity.loss import refuse_if_lost
     from control_plane.runtime.runtime import Runtime
-    from control_plane.store.opening import check_alone, main_store
-    from wire.listen import serving, tcp_socket, unix_socket
+    from control_plane.store.opening import check_alone
+    from wire.listen import serving
 
     async with AsyncExitStack() as stack:
-        make_folder(config.state_path, "state folder")
-        role = _role_of(config)
-        opened = main_store(config, standing_by, role.lock, role.announced)
-        opening = asyncio.ensure_future(stack.enter_async_context(opened))
-        runtime = Runtime()
-        if not await before(stopping, opening, runtime):
+        role, runtime = _role_of(config), Runtime()
+        store = await open_store(stack, config, role, stopping, runtime)
+        if store is None:
             return
-        store = opening.result()
         if config.etcd.endpoints:
             notify("STATUS=leads, loading")
         if role.name == "all":
@@ -80,27 +71,29 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
             leaf_life_s=config.leaf_life_s,
             task_leaf_life_s=config.task_leaf_life_s,
         )
-        tcp = stack.enter_context(tcp_socket(*config.listen_on()))
-        local = stack.enter_context(unix_socket(Path(config.socket), config.socket_group))
-        stack.callback(Path(config.socket).unlink, missing_ok=True)
+        tcp, local = _sockets(stack, config)
         url = url_of(config.reachable_at()[0], tcp.getsockname()[1])
         identity = OwnIdentity(authority, config.reachable_at())
         parts = ProcessParts(config, store, broker_stores, role, authority, identity, url, runtime)
         control_plane, app, rotation = await Assembly(parts).build(stack)
-        servers = serving(
-            app,
-            tcp,
-            identity.server_context(),
-            local,
-            is_void=lambda *of: identity.is_void(*of),
-        )
-        await stack.enter_async_context(servers)
+        tls, is_void = identity.server_context(), lambda *of: identity.is_void(*of)
+        await stack.enter_async_context(serving(app, tcp, tls, local, is_void=is_void))
         log.info("serving", extra={"url": url, "socket": config.socket})
         started(url)
         ends = identity.end_connections_forever(control_plane.disconnect)
         loops = control_plane.wait_failed(), identity.renew_forever(), ends, rotation.run()
         await until(stopping, *loops)
         log.info("shutting down; tasks continue to run")
+
+
+def _sockets(stack: AsyncExitStack, config: Config) -> tuple[socket.socket, socket.socket]:
+    """Return the sockets for hosts and users, and for this host's operators."""
+    from wire.listen import tcp_socket, unix_socket
+
+    tcp = stack.enter_context(tcp_socket(*config.listen_on()))
+    local = stack.enter_context(unix_socket(Path(config.socket), config.socket_group))
+    stack.callback(Path(config.socket).unlink, missing_ok=True)
+    return tcp, local
 
 
 async def _open_broker_stores(
@@ -197,18 +190,12 @@ def serve_command(
 @main.command("check-store")
 @click.option("--quarantine", "aside", metavar="NAME", help="Set this record aside.")
 @click.option("--forget", metavar="NAME", help="Permanently remove a record that was set aside.")
-@CONFIG
-@STATE
-def check_store(aside: str | None, forget: str | None, **given: Any) -> None:
+@configured
+def check_store(config: Config, aside: str | None, forget: str | None) -> None:
     """List stored records that cannot be used; the control plane is stopped.
 
     The control plane sets them aside at its start. The exit code is 2 while there are any.
     """
-    try:
-        config = configuration.load(given["file"], {"state": given["state"]})
-    except TwineError as e:
-        fail(e)
-        return
     from control_plane.check_store import check
 
     run(check(config, aside, forget))
@@ -221,25 +208,17 @@ def check_store(aside: str | None, forget: str | None, **given: Any) -> None:
         "Every host has to join again, and every credential has to be created again. Continue?"
     ),
 )
-@CONFIG
-@STATE
-def new_authority(**given: Any) -> None:
+@configured
+def new_authority(config: Config) -> None:
     """Create a new authority after the loss of its key; the control plane is stopped."""
-    try:
-        config = configuration.load(given["file"], {"state": given["state"]})
-    except TwineError as e:
-        fail(e)
-        return
     from control_plane.new_authority import begin
 
     run(begin(config))
 
 
-main.add_command(backup)
-main.add_command(restore_store)
-for command in (migrate_store, forget_store, user, controller):
-    main.add_command(command)
-for command in (shard_credential, front_end_credential):
+_STORES = (backup, restore_store, migrate_store, forget_store)
+_CREDENTIALS = (user, controller, shard_credential, front_end_credential)
+for command in (*_STORES, *_CREDENTIALS):
     main.add_command(command)
 
 if __name__ == "__main__":

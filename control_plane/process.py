@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from control_plane.notify import standing_by
 from wire.errors import Busy, ConfigError
 
 if TYPE_CHECKING:
+    from control_plane.config import Config
     from control_plane.runtime.runtime import Runtime
+    from control_plane.shards.processes import OwnRole
     from control_plane.store import Store
 
 _T = TypeVar("_T")
@@ -112,6 +115,18 @@ async def _opened(
         except TimeoutError:
             continue
     return False
+
+
+async def open_store(
+    stack: AsyncExitStack, config: Config, role: OwnRole, stopping: asyncio.Event, runtime: Runtime
+) -> Store | None:
+    """Return the open main store; None: `stopping` was set before this process led."""
+    from control_plane.store.opening import main_store
+
+    make_folder(config.state_path, "state folder")
+    opened = main_store(config, standing_by, role.lock, role.announced)
+    opening = asyncio.ensure_future(stack.enter_async_context(opened))
+    return opening.result() if await before(stopping, opening, runtime) else None
 
 
 def boot_id() -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from control_plane.agents.dispatcher import Dispatcher
@@ -15,7 +14,6 @@ from control_plane.agents.observations import Observations
 from control_plane.agents.pool import AgentPool
 from control_plane.agents.protocol import AgentFactory
 from control_plane.agents.region import Region
-from control_plane.allocator.allocator import Allocator
 from control_plane.api.duplicates import Duplicate
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord
@@ -101,65 +99,44 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         - `ownership`: has the term that clients of agents send; None: they send none.
         - `processes`: the leaders of the roles; None: this process has all roles.
         """
-        self.clock, self._store = runtime.now, store
+        self.clock, self._store, self._runtime = runtime.now, store, runtime
         self._stores = [store, *(broker_stores or {}).values()]
-        self._runtime = runtime
         self._anchor = Anchor(store, runtime, boot_id)
         self.processes, role = processes, processes.own if processes is not None else OwnRole()
         self.role = role
         self._broker = Brokers(store, runtime, broker_stores, role.writer)
         self.ownership = ownership or OwnershipMap(store)
-        self.ownership.is_ours = role.runs
-        self.ownership.find_machine = self._broker.table.find
+        self.ownership.is_ours, self.ownership.find_machine = role.runs, self._broker.table.find
         self._pool = AgentPool(agents)
-        self._add_machine_services(store, runtime, settings, portal)
+        self._add_machine_services(settings, portal)
         self._jobs = JobTable(store, runtime.checkpoint, role.writer)
         self._jobs.listen(self.counters.job_changed)
-        self._observations = Observations(self._broker, runtime)
         region = self._region(settings)
-        allocators = allocators_of(
+        self._allocators = allocators_of(
             region, self._portal, self._jobs, store, self.ownership, role.runs
         )
-        self._allocator = next(iter(allocators.values()))
-        losses = Losses(region, self._jobs)
-        self.allocations = [allocator.allocations for allocator in allocators.values()]
-        self._shards = ShardMaps(store, self._jobs, runtime.checkpoint)
-        self.discovery = Discovery(
-            self._jobs, self._broker, self._allocator.directory.jobs, self._shards
-        )
+        self._allocator = next(iter(self._allocators.values()))
         self._add_job_services(region, find_image)
-        self._add_host_services(region, store, find_image, call_controller)
-        self._add_shards(region, losses, allocators, processes)
-        self._add_planners(region, allocators, store, solve)
+        self._add_host_services(region, find_image, call_controller)
+        self._add_shards(region, processes)
+        self._add_planners(region, solve)
+        self._add_links()
         self.restored = RestoredStore(store, region, self._jobs, self._allocator.directory)
-        self.identity_ends: Mapping[str, float] = {}
-        """Machine → when the certificate of its agent ends, in seconds since 1970."""
-        self.duplicates: Mapping[str, Duplicate] = {}
-        """Machine → its clone: another host with its identity."""
-        self.quarantined: list[str] = []
-        """Stored records that cannot be used: an alarm while there are any."""
-        self.ask_shard: Callable[[int, str], Awaitable[None]] = _no_other_process
-        """Requests the process of a shard to return idle machines of an entitlement."""
-        self._loops: Loops | None = None
         if processes is not None:
             self._follow(processes)
 
     def _add_machine_services(
-        self,
-        store: Store,
-        runtime: Runtime,
-        settings: SchedulerSettings,
-        portal: PortalSettings | None,
+        self, settings: SchedulerSettings, portal: PortalSettings | None
     ) -> None:
         """Make the services of quotas and machines."""
-        self._portal = Portal(store, runtime, portal)
+        self._portal = Portal(self._store, self._runtime, portal)
         self._broker.listen(self._portal.supply.on_machine_change)
         self.counters = Counters()
         self._broker.listen(self.counters.machine_changed)
         self.limits = FrontEndLimits()
         self.inventory = MachineService(
             self._broker,
-            runtime,
+            self._runtime,
             view=self._view,
             profile_of=self._profile_of,
             take_away=self.limits.of(
@@ -168,6 +145,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             tasks_of=self._tasks_of,
             draw=self._draw,
         )
+        self._observations = Observations(self._broker, self._runtime)
 
     def _region(self, settings: SchedulerSettings) -> Region:
         """Return what all services of the region share."""
@@ -183,7 +161,11 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         )
 
     def _add_job_services(self, region: Region, find_image: FindImage) -> None:
-        """Make the services that change jobs."""
+        """Make the services that change jobs, and those that clients of their tasks call."""
+        self._shards = ShardMaps(self._store, self._jobs, self._runtime.checkpoint)
+        self.discovery = Discovery(
+            self._jobs, self._broker, self._allocator.directory.jobs, self._shards
+        )
         self._control = JobControl(
             self._runtime,
             self._jobs,
@@ -195,7 +177,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         self.intents = IntentService(self._runtime, self._jobs, self._control, self._claims_of)
 
     def _add_host_services(
-        self, region: Region, store: Store, find_image: FindImage, call_controller: CallController
+        self, region: Region, find_image: FindImage, call_controller: CallController
     ) -> None:
         """Make the services that send commands to agents, and those that follow hosts."""
         self._dispatcher = Dispatcher(region, self._pool, find_image)
@@ -209,27 +191,21 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             jobs=self._jobs,
             outages=self.inventory.outages,
             counters=self.counters,
-            store=store,
+            store=self._store,
         )
         self._switcher = Switcher(region, self._dispatcher)
         self.profiles = ProfileRollouts(
             region,
             self._portal.table,
-            store,
+            self._store,
             keys=self._portal.settings.profile_keys,
             writer=self.role.writer,
         )
         self._dispatcher.profile_text = self.profiles.text_of
-        self._events = EventLog(store, self._runtime.checkpoint)
+        self._events = EventLog(self._store, self._runtime.checkpoint)
         self._controllers = Controllers(self._runtime, call_controller)
 
-    def _add_shards(
-        self,
-        region: Region,
-        losses: Losses,
-        allocators: Mapping[int, Allocator],
-        processes: RoleLeaders | None,
-    ) -> None:
+    def _add_shards(self, region: Region, processes: RoleLeaders | None) -> None:
         """Make the shards: each has a scheduler with its allocator, here or in its own process."""
         parts = ShardParts(
             region=region,
@@ -239,26 +215,21 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             dispatcher=self._dispatcher,
             event_log=self._events,
             controllers=self._controllers,
-            losses=losses,
+            losses=Losses(region, self._jobs),
             counters=self.counters,
         )
         if processes is None:
-            self.shards = RunningShards(parts, self.ownership, allocators)
+            self.shards = RunningShards(parts, self.ownership, self._allocators)
         else:
             self.shards = ShardProcesses(
-                parts, self.ownership, allocators, processes, self._checker.look_at
+                parts, self.ownership, self._allocators, processes, self._checker.look_at
             )
+        self.allocations = [allocator.allocations for allocator in self._allocators.values()]
         for shard in self.shards.all:
             shard.keeper.keeps = partial(self._keeps, shard.scheduler.prepared_machines)
         self.job_planner = self.shards
 
-    def _add_planners(
-        self,
-        region: Region,
-        allocators: Mapping[int, Allocator],
-        store: Store,
-        solve: Solve | None,
-    ) -> None:
+    def _add_planners(self, region: Region, solve: Solve | None) -> None:
         """Make the services that move tasks, lend machines and report capacity."""
         sources = Sources(
             machines=self._broker.table,
@@ -269,15 +240,14 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             used=self._used,
             power=self._allocator.index.power_budgets,
         )
-        places = ShardedPlaces(
-            [*allocators.values()], self.ownership.shard_of, self._portal.table.find
-        )
+        allocators = [*self._allocators.values()]
+        places = ShardedPlaces(allocators, self.ownership.shard_of, self._portal.table.find)
         self.rebalancer = ReBalancer(
             region,
             self._jobs,
             places,
             moves=RebalanceOperations(self._jobs, self._runtime),
-            store=store,
+            store=self._store,
             solve=solve or solver_process(region.settings.rebalance.memory_mib),
             unwell=self._unwell,
             agents=self._pool,
@@ -286,14 +256,26 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         self.elastic = ElasticService(
             region,
             self._jobs,
-            [*allocators.values()],
+            allocators,
             owner_of=lambda pool: self._owner_of(pool) or self._allocator,
             loans=self.inventory.loans,
-            store=store,
+            store=self._store,
             unwell=self._unwell,
             sender=NoticeSender(region, self._jobs, self._pool, self.ownership.number),
         )
         self.capacity = CapacityService(self._portal, sources, self._runtime)
+
+    def _add_links(self) -> None:
+        """Make what other parts of the process connect or report later."""
+        self.identity_ends: Mapping[str, float] = {}
+        """Machine → when the certificate of its agent ends, in seconds since 1970."""
+        self.duplicates: Mapping[str, Duplicate] = {}
+        """Machine → its clone: another host with its identity."""
+        self.quarantined: list[str] = []
+        """Stored records that cannot be used: an alarm while there are any."""
+        self.ask_shard: Callable[[int, str], Awaitable[None]] = _no_other_process
+        """Requests the process of a shard to return idle machines of an entitlement."""
+        self._loops: Loops | None = None
 
     async def __aenter__(self) -> Self:
         """Load from the store, then start the loops.
@@ -324,12 +306,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         self._start(self._loops)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop the loops; tasks on the machines continue to run."""
         assert self._loops is not None
         await self._loops.close()

@@ -22,7 +22,7 @@ from control_plane.allocator.pool_keeper import PoolKeeper
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.ownership import ShardMoved
 from control_plane.api.plans import JobExplanation, JobPlan
-from control_plane.portal.core.pools import members, pool_of
+from control_plane.portal.core.pools import pool_of
 from control_plane.portal.portal import Portal
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.loops import Failing, Loops
@@ -73,8 +73,8 @@ class RunningShards(ShardLookup):
         if self.count == 1 or record is None:
             return
         pool = pool_of(entitlement, record.spec)
-        names = members(self._parts.portal.specs()).get(pool, [pool])
-        if self._has_shard(pool, self._parts.region.broker.count(pool), names):
+        machines = self._parts.region.broker.count(pool)
+        if self._has_shard(pool, machines, self._members(pool)):
             return
         for shard in least_loaded_first(self.loads(), self.scopes.pin_of(pool)):
             if await self.is_ready(shard):

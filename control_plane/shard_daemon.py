@@ -20,15 +20,13 @@ from control_plane.client import ControlPlaneClient
 from control_plane.config import Config
 from control_plane.front_end.shard_front_end import ShardFrontEnd
 from control_plane.identity.from_file import FileIdentity, RevokedHosts
-from control_plane.notify import standing_by
-from control_plane.process import before, boot_id, despite_damage, make_folder, until, version
+from control_plane.process import boot_id, despite_damage, open_store, until, version
 from control_plane.roles import ControlPlane
 from control_plane.runtime.garbage import heap_that_stays
 from control_plane.runtime.runtime import Runtime
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.shards.processes import OwnRole, RoleLeaders
 from control_plane.store import Store
-from control_plane.store.opening import main_store
 from control_plane.task_control.caller import ControllerCaller
 from control_plane.task_control.core.addresses import rules_of
 from wire.errors import TwineError
@@ -47,18 +45,15 @@ async def serve_shard(
     Raises `Busy` if no core has led, `ConfigError` if a setting cannot be used.
     """
     async with AsyncExitStack() as stack:
-        make_folder(config.state_path, "state folder")
-        identity = FileIdentity(Path(config.shard_credential), role.name)
-        opened = main_store(config, standing_by, role.lock, role.announced)
-        opening = asyncio.ensure_future(stack.enter_async_context(opened))
-        runtime = Runtime()
-        if not await before(stopping, opening, runtime):
+        identity, runtime = FileIdentity(Path(config.shard_credential), role.name), Runtime()
+        store = await open_store(stack, config, role, stopping, runtime)
+        if store is None:
             return
-        store = opening.result()
         tcp = stack.enter_context(tcp_socket(*config.listen_on()))
-        load = _Loading(stack, config, store, role, identity, runtime)
         with heap_that_stays():
-            plane = await despite_damage(load, [store])
+            plane = await despite_damage(
+                lambda: _load(stack, config, store, role, identity, runtime), [store]
+            )
         app = ShardFrontEnd(plane, store, identity.cluster).app(version())
         await stack.enter_async_context(
             serving(app, tcp, identity.server_context(require_client=True), None)
@@ -69,56 +64,45 @@ async def serve_shard(
         log.info("shutting down; tasks continue to run")
 
 
-class _Loading:
-    """Makes the actors of a shard and loads them; again after damaged records were set aside."""
+async def _load(
+    stack: AsyncExitStack,
+    config: Config,
+    store: Store,
+    role: OwnRole,
+    identity: FileIdentity,
+    runtime: Runtime,
+) -> ControlPlane:
+    """Make the actors of a shard and load them; again after damaged records were set aside."""
+    tls = identity.agents_context()
+    ownership, processes = OwnershipMap(store), RoleLeaders(store, role)
+    images = _Images(processes, identity.core_context(), runtime)
+    rules = rules_of(config.controller_networks, config.reachable_at())
+    patience = PollPatience(config.scheduler.poll_wait_s, config.scheduler.poll_patience_s)
 
-    def __init__(
-        self,
-        stack: AsyncExitStack,
-        config: Config,
-        store: Store,
-        role: OwnRole,
-        identity: FileIdentity,
-        runtime: Runtime,
-    ) -> None:
-        self._stack, self._config, self._store = stack, config, store
-        self._role, self._identity, self._runtime = role, identity, runtime
-        self._agents = identity.agents_context()
+    def agent_client(machine: MachineRecord) -> PolledAgent:
+        client = PolledAgent(f"https://{machine.address}", tls, runtime, patience)
+        client.expected = f"/host/{machine.machine}"
+        client.epoch = ownership.number
+        client.headers = lambda: {**processes.headers(), **ownership.headers(machine.machine)}
+        return client
 
-    async def __call__(self) -> ControlPlane:
-        config, store, runtime = self._config, self._store, self._runtime
-        ownership, processes = OwnershipMap(store), RoleLeaders(store, self._role)
-        images = _Images(processes, self._identity.core_context(), runtime)
-        rules = rules_of(config.controller_networks, config.reachable_at())
-        patience = PollPatience(config.scheduler.poll_wait_s, config.scheduler.poll_patience_s)
-
-        def agent_client(machine: MachineRecord) -> PolledAgent:
-            client = PolledAgent(f"https://{machine.address}", self._agents, runtime, patience)
-            client.expected = f"/host/{machine.machine}"
-            client.epoch = ownership.number
-            client.headers = lambda: {
-                **processes.headers(),
-                **ownership.headers(machine.machine),
-            }
-            return client
-
-        plane = ControlPlane(
-            store,
-            agent_client,
-            runtime,
-            config.scheduler,
-            images.find,
-            portal=config.portal,
-            call_controller=ControllerCaller(self._agents, rules),
-            boot_id=boot_id(),
-            ownership=ownership,
-            processes=processes,
-        )
-        revoked = RevokedHosts(store, runtime)
-        self._identity.is_void = revoked.people.is_void
-        plane.also_follow(revoked)
-        await revoked.people.load()
-        return await self._stack.enter_async_context(plane)
+    plane = ControlPlane(
+        store,
+        agent_client,
+        runtime,
+        config.scheduler,
+        images.find,
+        portal=config.portal,
+        call_controller=ControllerCaller(tls, rules),
+        boot_id=boot_id(),
+        ownership=ownership,
+        processes=processes,
+    )
+    revoked = RevokedHosts(store, runtime)
+    identity.is_void = revoked.people.is_void
+    plane.also_follow(revoked)
+    await revoked.people.load()
+    return await stack.enter_async_context(plane)
 
 
 class _Images:

@@ -183,9 +183,8 @@ class ShardLookup:
 
     def jobs_in(self, pool: str) -> list[str]:
         """Return the jobs whose tasks are on machines of a pool, or will be."""
-        names = members(self._parts.portal.specs()).get(pool, [pool])
         jobs_of = self.all[0].allocator.jobs_of
-        return sorted({job for name in names for job in jobs_of(name)})
+        return sorted({job for name in self._members(pool) for job in jobs_of(name)})
 
     # -- jobs that keep entitlements in one shard
 

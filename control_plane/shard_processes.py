@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -31,6 +32,7 @@ from control_plane.store.records import JOBS
 from wire.errors import Busy, Conflict, TwineError
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _LOOK_S = 0.05
 _RELEASE_S = IDLE_S + 2.0
 """How long the core waits for a shard's process, which itself waits `IDLE_S` for allocations."""
@@ -141,14 +143,21 @@ class ShardProcesses(RunningShards):
 
     async def _withdraw(self, pool: str) -> None:
         """Withdraw the announced move of an entitlement; retries until the store has it."""
+        fields = {"entitlement": pool}
+        await self._retried(
+            "move not withdrawn", fields, lambda: self._ownership.announce(pool, None)
+        )
+
+    async def _retried(
+        self, failed: str, fields: Mapping[str, str], work: Callable[[], Awaitable[_T]]
+    ) -> _T:
+        """Return the result of work on the store; logs each failure, and retries after a pause."""
         while True:
             try:
-                await self._ownership.announce(pool, None)
+                return await work()
             except TwineError as e:
-                log.warning("move not withdrawn", extra={"entitlement": pool, "reason": str(e)})
+                log.warning(failed, extra={**fields, "reason": str(e)})
                 await self._runtime.sleep(_RETRY_S)
-            else:
-                return
 
     async def _confirm(self, allocator: Allocator, taken: list[Machine], pool: str) -> bool:
         """Return whether machines that are held for a pool are not promised to other pools.
@@ -187,16 +196,10 @@ class ShardProcesses(RunningShards):
 
     async def _ask_store(self, stop: Stop, job: str) -> None:
         """Stop a task if the store has no record of its job; retries a failed read."""
-        while True:
-            try:
-                is_gone = await self._parts.jobs.store.get(JOBS + job) is None
-            except TwineError as e:
-                log.warning("job not read", extra={"job": job, "reason": str(e)})
-                await self._runtime.sleep(_RETRY_S)
-            else:
-                break
+        store = self._parts.jobs.store
+        found = await self._retried("job not read", {"job": job}, lambda: store.get(JOBS + job))
         self._gone.pop(stop, None)
-        if is_gone:
+        if found is None:
             self._gone[stop] = True
             for shard in self.all:
                 shard.scheduler.stop_unknown_tasks(stop.machine)
@@ -263,15 +266,11 @@ class ShardProcesses(RunningShards):
     async def _adopt(self, pool: str, shard: RunningShard) -> None:
         jobs = self.jobs_in(pool)
         async with self._parts.jobs.lock(*jobs):
-            while True:
-                try:
-                    stored = await handover.read(shard.allocator, jobs)
-                except TwineError as e:
-                    extra = {"entitlement": pool, "reason": str(e)}
-                    log.warning("records not read", extra=extra)
-                    await self._runtime.sleep(_RETRY_S)
-                else:
-                    break
+            stored = await self._retried(
+                "records not read",
+                {"entitlement": pool},
+                lambda: handover.read(shard.allocator, jobs),
+            )
             self._ownership.moving.pop(pool, None)
             handover.adopt(shard.allocator, pool, stored)
         for job in jobs:

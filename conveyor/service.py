@@ -82,7 +82,7 @@ class DeliveryService:
         """Carry out all pipelines, including later ones, until cancelled."""
         try:
             while True:
-                for name in self._known.keys() - self._loops.keys():
+                for name in sorted(self._known.keys() - self._loops.keys()):
                     self._loops[name] = self._runtime.spawn(f"pipeline {name}", self._follow(name))
                 for task in [t for t in self._loops.values() if t.done()]:
                     task.result()  # a bug, or the store is lost: end the process

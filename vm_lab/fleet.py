@@ -43,6 +43,7 @@ from control_plane.api.settings import SchedulerSettings
 from control_plane.client import ControlPlaneClient
 from control_plane.config import Config
 from control_plane.daemon import serve
+from vm_lab.dev_services import services
 
 T = TypeVar("T")
 
@@ -349,11 +350,18 @@ async def _stay(agents: int) -> None:
     async with fleet(agents) as found:
         await found.entitle()
         await found.deploy(max(1, agents // 2))
-        click.echo(
-            f"{agents} machines joined; job web runs. Tasks are simulated; everything else is the "
-            f"production code.\n\n    export TWINE_ENDPOINT={found.endpoint}\n"
-            "    twinectl machine list\n    twinectl job status web\n\nCtrl-C ends it."
-        )
-        assert found.plane is not None
-        await asyncio.wait([found.plane])
+        folder = Path(found.endpoint.removeprefix("unix:")).parent
+        async with services(found.endpoint, folder) as variables:
+            click.echo(
+                f"{agents} machines joined; job web runs. Tasks are simulated; everything else is "
+                f"the production code.\n\n    export TWINE_ENDPOINT={found.endpoint}"
+            )
+            for name, value in variables.items():
+                click.echo(f"    export {name}={value}")
+            click.echo(
+                "\n    twinectl machine list\n    twinectl job status web\n"
+                "    twinectl pipeline list\n    twinectl autoscale status\n\nCtrl-C ends it."
+            )
+            assert found.plane is not None
+            await asyncio.wait([found.plane])
         click.echo("error: the control plane ended", err=True)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from wire.decoding import decoded
 from wire.duplex import HEARTBEAT_S, MAX_FRAME_BYTES, Duplex, Socket
 from wire.error_text import why
 from wire.errors import (
@@ -185,7 +186,7 @@ class WireClient:
         if route.response is None:
             return None
         try:
-            return msgspec.json.decode(answer, type=route.response)
+            return await decoded(answer, route.response)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
             raise ProtocolError(
                 f"{self.endpoint} answered {route.name} with an unknown format",

@@ -56,9 +56,9 @@ class Broker:
         self.holds = Holds(self.table, runtime)
         self.table.listen(self._index, self._index_all)
 
-    async def load(self, after_page: Callable[[], None] | None = None) -> None:
+    async def load(self) -> None:
         """Read all machines; see `Table.load`."""
-        await self.table.load(after_page)
+        await self.table.load()
         self._reader.forget_text()
 
     # -- finding

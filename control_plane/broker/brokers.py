@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
@@ -75,13 +75,13 @@ class Brokers:
         self._away: dict[str, tuple[str, float]] = {}
         """Data center whose broker did not answer → why, and until when it is not called."""
 
-    async def load(self, after_page: Callable[[], None] | None = None) -> None:
+    async def load(self) -> None:
         """Read all machines of the region; see `Table.load`."""
         for datacenter in sorted(await survey(self._store) | self._stores.keys()):
             self.at(datacenter)
         await self._moves.load()
         for broker in self.by_datacenter.values():
-            await broker.load(after_page)
+            await broker.load()
         if not (self.is_followed and self._writer):  # else the moving process settles
             await self._moves.settle()
         self._loaded = True

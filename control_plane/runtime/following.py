@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from control_plane.store import Compacted, KeyChange, Store
+from control_plane.store.progress import FollowedRevision
 
 log = logging.getLogger(__name__)
 
@@ -39,15 +40,13 @@ class Followed(Protocol):
         ...
 
 
-class Following:
+class Following(FollowedRevision):
     """Keeps tables equal to a store that other processes write to."""
 
     def __init__(self, store: Store, tables: Sequence[Followed]) -> None:
         """Follow nothing yet; create it before the tables are loaded, and `run` it afterwards."""
+        super().__init__(store.revision())
         self._store, self._tables = store, list[Followed]()
-        self.at = store.revision()
-        """Everything up to this revision is in the tables."""
-        self._more = asyncio.Event()
         for table in tables:
             self.add(table)
 
@@ -66,17 +65,7 @@ class Following:
                 at = self._store.revision()
                 for table in self._tables:
                     await table.list_again()
-                self._reach(at)
-
-    async def reached(self, revision: int, patience_s: float) -> bool:
-        """Return whether the tables reached a revision within `patience_s` seconds."""
-        try:
-            async with asyncio.timeout(patience_s):
-                while self.at < revision:
-                    await self._more.wait()
-        except TimeoutError:
-            return False
-        return True
+                self.reach(at)
 
     async def _follow(self, changes: AsyncIterator[KeyChange]) -> None:
         now, touched = self.at, dict[Followed, None]()
@@ -86,24 +75,18 @@ class Following:
                 await asyncio.sleep(0)
                 if not coming.done():  # the last transaction has arrived completely
                     await _complete(touched)
-                    self._reach(now)
+                    self.reach(now)
                 change = await coming
             finally:
                 coming.cancel()
             if change.revision > now:
                 await _complete(touched)
-            self._reach(change.revision - 1)
+            self.reach(change.revision - 1)
             now = change.revision
             for table in self._tables:
                 if table.concerns(change.key):
                     await table.follow(change)
                     touched[table] = None
-
-    def _reach(self, revision: int) -> None:
-        if revision > self.at:
-            self.at = revision
-            self._more.set()
-            self._more = asyncio.Event()
 
 
 async def _complete(touched: dict[Followed, None]) -> None:

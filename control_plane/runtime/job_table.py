@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -54,7 +54,7 @@ class JobTable(Table[JobRecord]):
         self._compared: tuple[JobRecord | None, JobRecord | None, set[int]] = (None, None, set())
         """The records that were compared last, and the chunks in which they differ."""
 
-    async def load(self, after_page: Callable[[], None] | None = None) -> None:
+    async def load(self) -> None:
         """Read everything, and split what the release before wrote."""
         names = await quarantined(self.store)
         self.set_aside = frozenset(filter(None, map(job_in, names)))
@@ -71,8 +71,6 @@ class JobTable(Table[JobRecord]):
                 records[name] = record_of(intent, chunks.pop(name, ()))
                 self._note(name, entry.revision, self._chunks.get(name, {}))
             self._take_in(records)
-            if after_page is not None:
-                after_page()
             await asyncio.sleep(0)
         for entry in old:
             name = entry.key.removeprefix(self.prefix)

@@ -22,8 +22,6 @@ Loaded = Callable[[Mapping[str, T]], None]
 Item = tuple[str, T | None, int]
 """A name, its record (None: deleted), and the revision of the table."""
 
-PAGE = 1000
-"""Records that are read before other actors run: some 5 ms of work."""
 PART = 64
 """Records that are written in one transaction: with their extra operations, few enough for any
 engine (`bounds.ROWS_MAX`)."""
@@ -208,24 +206,3 @@ def for_each(changed: Callable[[str, None, T], None]) -> Loaded[T]:
 
 def ignore(_: Mapping[str, object]) -> None:
     """Ignore records that are read at the start: for services that read the table when they run."""
-
-
-async def pages(store: Store, prefix: str) -> AsyncIterator[tuple[Entry, ...]]:
-    """Yield everything below a prefix, a thousand entries at a time.
-
-    The next page is read while the caller processes the present one.
-    """
-    reading = asyncio.ensure_future(store.list_prefix(prefix, "", PAGE))
-    try:
-        while True:
-            entries = (await reading).entries
-            full = len(entries) == PAGE
-            if full:
-                reading = asyncio.ensure_future(store.list_prefix(prefix, entries[-1].key, PAGE))
-                await asyncio.sleep(0)  # until then a task has not begun
-            if entries:
-                yield entries
-            if not full:
-                return
-    finally:
-        reading.cancel()

@@ -8,7 +8,6 @@ from typing import Any
 
 from control_plane.runtime.locks import Locks
 from control_plane.runtime.readable import (
-    PAGE,
     PART,
     Item,
     Loaded,
@@ -17,9 +16,9 @@ from control_plane.runtime.readable import (
     T,
     for_each,
     ignore,
-    pages,
 )
 from control_plane.store import Delete, Entry, KeyChange, Operation, Put, Store
+from control_plane.store.bulk import PAGE, pages
 from control_plane.store.outcomes import Slots, WriteAttempt
 from control_plane.store.records import encode
 from wire.errors import Busy, Conflict, TwineError, UnknownOutcome
@@ -69,15 +68,13 @@ class Table(Readable[T]):
         self._gone: dict[str, int] = {}
         """Deleted name → the revision of the deletion, until the watch is past it."""
 
-    async def load(self, after_page: Callable[[], None] | None = None) -> None:
+    async def load(self) -> None:
         """Read everything; listeners are called once each page is in the table.
 
-        After each page `after_page` is called, and the event loop gets its turn.
+        After each page the event loop gets its turn.
         """
         async for page in pages(self.store, self.prefix):
             self._show_page(page)
-            if after_page is not None:
-                after_page()
             await asyncio.sleep(0)
         self.begin()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +62,8 @@ def make_copy(source: Path, target: Path, at: float) -> Facts:
     the copy is complete and on disk.
     """
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    with _named(target), _removed_unless_done(part):
+    with _named(target), ExitStack() as stack:
+        stack.callback(part.unlink, missing_ok=True)
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         with closing(_opened(source)) as store, closing(sqlite3.connect(part)) as copy:
             store.backup(copy)
@@ -149,11 +150,3 @@ def _named(path: Path) -> Iterator[None]:
         raise ConfigError(f"{e.filename2 or e.filename} already exists") from e
     except OSError as e:
         raise ConfigError(f"cannot use {e.filename or path}: {e.strerror}") from e
-
-
-@contextmanager
-def _removed_unless_done(part: Path) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        part.unlink(missing_ok=True)

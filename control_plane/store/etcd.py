@@ -15,7 +15,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import groupby
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -24,7 +23,7 @@ from control_plane.config import EtcdSettings
 from control_plane.store import etcd_pb2 as pb
 from control_plane.store.bounds import Bounds, check_values
 from control_plane.store.copies import Numbers
-from control_plane.store.etcd_client import EtcdClient
+from control_plane.store.etcd_client import EtcdClient, created_at, read_range, written_at
 from control_plane.store.feed import HISTORY, Feed
 from control_plane.store.leadership import Leadership, now_s
 from control_plane.store.moved import MigrationNote, refuse
@@ -37,6 +36,7 @@ from control_plane.store.protocol import (
     Operation,
     Put,
     check_transaction,
+    stale,
 )
 from control_plane.store.standby_copy import StandbyCopy
 from control_plane.store.write_times import WriteTimes
@@ -47,8 +47,6 @@ _BELOW_ALL = Numbers(0, 0)
 _NOTE, _MIGRATING, _SHIFT = b"migration", b"migrating", b"shift"
 _NEVER = (1 << 63) - 1
 """A revision that no key has."""
-_PAGE = 1000
-"""Keys of one range call; a longer list is read in several calls, all at one revision."""
 _BYTES_MAX = 1_400_000
 """Bytes of one transaction; etcd refuses requests above 1.5 MiB by default."""
 _COMPACT_EVERY_S = 300.0
@@ -119,12 +117,7 @@ class EtcdStore:
         self._copy.begin()
         self._standing_by(leader)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Release leadership; the next leader need not wait for the lease."""
         self._feed, self._leadership = None, None
         await self._stack.aclose()
@@ -147,25 +140,15 @@ class EtcdStore:
         """Return the keys below a prefix and after a key, all at one revision."""
         self._leading()
         begin = self._bytes(max(prefix, after and after + "\0"))
-        end, revision = self._bytes(prefix + LAST), 0
+        end = self._bytes(prefix + LAST)
         copy = self._copy
         if copy.is_used and await copy.has(self._newest - self._shift):
             found = tuple(map(self._entry, copy.between(begin, end, limit)))
             return Listing(copy.at + self._shift, found)
-        entries: list[Entry] = []
-        while limit is None or len(entries) < limit or not revision:
-            count = _PAGE if limit is None else max(1, min(_PAGE, limit - len(entries)))
-            request = pb.RangeRequest(key=begin, range_end=end, limit=count, revision=revision)
-            if begin >= end:  # etcd would treat that as a single key
-                request = pb.RangeRequest(key=self._data)
-            answer = await self._client.read("KV/Range", request)
-            revision = revision or answer.header.revision
-            if begin < end:
-                entries += map(self._entry, answer.kvs)
-            if not answer.more or begin >= end:
-                break
-            begin = answer.kvs[-1].key + b"\0"
-        return Listing(revision + self._shift, tuple(entries if limit is None else entries[:limit]))
+        if begin >= end:  # nothing: this key does not exist
+            begin, end = self._data, b""
+        revision, kvs = await read_range(self._client, begin, end, limit)
+        return Listing(revision + self._shift, tuple(map(self._entry, kvs)))
 
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
         """Return the new revision once a majority has it on disk, or raise `Conflict`."""
@@ -284,24 +267,10 @@ class EtcdStore:
     ) -> pb.TxnRequest:
         """Return a transaction that also compares the leader; on failure it reads the keys."""
         keys = {key: self._bytes(key) for key in compare}
-        equal = pb.Compare.EQUAL
         request = pb.TxnRequest(
             compare=[
-                pb.Compare(
-                    result=equal,
-                    target=pb.Compare.CREATE,
-                    key=leadership.key,
-                    create_revision=leadership.term,
-                ),
-                *(
-                    pb.Compare(
-                        result=equal,
-                        target=pb.Compare.MOD,
-                        key=keys[key],
-                        mod_revision=self._raw(expected),
-                    )
-                    for key, expected in compare.items()
-                ),
+                created_at(leadership.key, leadership.term),
+                *(written_at(keys[key], self._raw(at)) for key, at in compare.items()),
             ],
             success=map(self._operation, operations),
             failure=[
@@ -334,9 +303,7 @@ class EtcdStore:
         for (key, expected), kvs in zip(compare.items(), found[1:], strict=True):
             at = kvs[0].mod_revision + self._shift if kvs else 0
             if at != expected:
-                return Conflict(
-                    f"cannot write {key}: it is at revision {at}, not {expected} as expected"
-                )
+                return stale(key, expected, at)
         return Conflict("cannot write: a compared key has changed")
 
     # -- the history

@@ -34,6 +34,8 @@ _OPTIONS = (
 _LEADER_REQUIRED = (("hasleader", "true"),)
 """Makes etcd end a watch at a member that lost its cluster, instead of leaving it silent."""
 _TRIES_A_MEMBER = 2
+_PAGE = 1000
+"""Keys of one range call; a longer list is read in several calls, all at one revision."""
 _AGAIN = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -172,6 +174,35 @@ class EtcdClient:
         """Use the next member, unless a concurrent call has changed it already."""
         if member == self._used and self._members:
             self._used = (member + 1) % len(self._members)
+
+
+async def read_range(
+    client: EtcdClient, begin: bytes, end: bytes, limit: int | None = None
+) -> tuple[int, list[pb.KeyValue]]:
+    """Return the revision and the entries of a range, at most `limit`; without `end`: of a key."""
+    found: list[pb.KeyValue] = []
+    revision = 0
+    while True:
+        count = _PAGE if limit is None else max(1, min(_PAGE, limit - len(found)))
+        request = pb.RangeRequest(key=begin, range_end=end, limit=count, revision=revision)
+        answer = await client.read("KV/Range", request)
+        revision = revision or int(answer.header.revision)
+        found += answer.kvs
+        if not answer.more or (limit is not None and len(found) >= limit):
+            return revision, found[:limit]
+        begin = answer.kvs[-1].key + b"\0"
+
+
+def created_at(key: bytes, revision: int) -> pb.Compare:
+    """Return the comparison that a key was created at a revision; 0: that it does not exist."""
+    compare = pb.Compare
+    return compare(result=compare.EQUAL, target=compare.CREATE, key=key, create_revision=revision)
+
+
+def written_at(key: bytes, revision: int) -> pb.Compare:
+    """Return the comparison that a key was written last at a revision."""
+    compare = pb.Compare
+    return compare(result=compare.EQUAL, target=compare.MOD, key=key, mod_revision=revision)
 
 
 def _refused(error: aio.AioRpcError) -> TwineError:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from control_plane.store import etcd_pb2 as pb
-from control_plane.store.etcd_client import EtcdClient
+from control_plane.store.etcd_client import EtcdClient, created_at, written_at
 from control_plane.store.protocol import Compacted
 from wire.errors import Busy, TwineError, UnknownOutcome
 
@@ -141,7 +141,6 @@ class Leadership:
         asked = self._clock()
         granted = await self._client.read("Lease/LeaseGrant", pb.LeaseGrantRequest(TTL=self._ttl_s))
         self._lease, number = granted.ID, int(epoch.value) + 1 if epoch is not None else 1
-        equal, create, mod = pb.Compare.EQUAL, pb.Compare.CREATE, pb.Compare.MOD
         puts = (
             pb.PutRequest(key=self.key, value=self._name.encode(), lease=self._lease),
             pb.PutRequest(key=self._epoch_key, value=b"%d" % number),
@@ -149,13 +148,8 @@ class Leadership:
         )
         request = pb.TxnRequest(
             compare=[
-                pb.Compare(result=equal, target=create, key=self.key, create_revision=0),
-                pb.Compare(
-                    result=equal,
-                    target=mod,
-                    key=self._epoch_key,
-                    mod_revision=epoch.mod_revision if epoch is not None else 0,
-                ),
+                created_at(self.key, 0),
+                written_at(self._epoch_key, epoch.mod_revision if epoch is not None else 0),
             ],
             success=[pb.RequestOp(request_put=put) for put in puts],
         )

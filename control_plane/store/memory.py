@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from control_plane.store.bounds import Bounds
@@ -22,9 +21,10 @@ from control_plane.store.protocol import (
     Operation,
     Put,
     check_transaction,
+    stale,
 )
 from control_plane.store.write_times import WriteTimes
-from wire.errors import Busy, Conflict
+from wire.errors import Busy
 
 
 class MemoryStore:
@@ -52,12 +52,7 @@ class MemoryStore:
         self._feed = Feed(self._revision, self._revision, self._history)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close."""
         self._open = False
 
@@ -90,8 +85,8 @@ class MemoryStore:
         self.bounds.check(operations)
         for key, expected in compare.items():
             entry = self._entries.get(key)
-            if (entry.revision if entry else 0) != expected:
-                raise Conflict(_stale(key, expected, entry.revision if entry else 0))
+            if (found := entry.revision if entry else 0) != expected:
+                raise stale(key, expected, found)
         if not operations:
             return self._revision
         self._revision += 1
@@ -130,7 +125,3 @@ class MemoryStore:
         if self._feed is None:
             raise Busy("cannot use the store: it is not open")
         return self._feed
-
-
-def _stale(key: str, expected: int, found: int) -> str:
-    return f"cannot write {key}: it is at revision {found}, not {expected} as expected"

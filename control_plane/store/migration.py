@@ -12,7 +12,6 @@ same command continues after a crash at any step:
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,16 +19,12 @@ from dataclasses import dataclass
 from secrets import randbits
 from typing import Protocol
 
-from control_plane.store.bounds import ROWS_MAX, VALUE_MAX
+from control_plane.store.bounds import VALUE_MAX
+from control_plane.store.bulk import entries, write_all
 from control_plane.store.copies import REVISIONS_BETWEEN, Numbers
 from control_plane.store.moved import MigrationNote, MigrationState
-from control_plane.store.protocol import Delete, Entry, Operation, Put, Store
+from control_plane.store.protocol import Delete, Operation, Put, Store
 from wire.errors import ConfigError
-
-_PAGE = 1000
-_BYTES = 1 << 20
-"""Bytes of one transaction, below what etcd takes (1.5 MiB)."""
-_IN_FLIGHT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +128,7 @@ async def _prove(
     above = Numbers(numbers.epoch, numbers.revision + REVISIONS_BETWEEN)
     await target.begin(MigrationNote(run, MigrationState.INCOMING, _now()), above)
     report(f"{target.name} is marked as incomplete")
-    copied = await copy(source.store, target.store)
+    copied = await write_all(target.store, _differences(source.store, target.store))
     report(f"{copied} records written or removed")
     found, read_back = await digest(source.store), await digest(target.store)
     if found != read_back:
@@ -147,24 +142,11 @@ async def _prove(
     report(f"{source.name} is marked as moved")
 
 
-async def copy(source: Store, target: Store) -> int:
-    """Make the target's records equal to the source's; return how many were written or removed."""
-    count = 0
-    waiting: set[asyncio.Task[int]] = set()
-    async with asyncio.TaskGroup() as group:
-        async for batch in _batches(_differences(source, target)):
-            count += len(batch)
-            waiting.add(group.create_task(target.txn({}, batch)))
-            if len(waiting) >= _IN_FLIGHT:
-                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    return count
-
-
 async def digest(store: Store) -> Digest:
     """Read a store whole and return the digest of its records."""
     records = size = 0
     total = hashlib.sha256()
-    async for entry in _entries(store):
+    async for entry in entries(store):
         records, size = records + 1, size + len(entry.value)
         key = entry.key.encode()
         total.update(b"%d %d " % (len(key), len(entry.value)) + key + entry.value)
@@ -173,7 +155,7 @@ async def digest(store: Store) -> Digest:
 
 async def _check(source: Store) -> None:
     """Raise `ConfigError` for records that are too large for some engine."""
-    large = [e.key async for e in _entries(source) if len(e.value) > VALUE_MAX]
+    large = [e.key async for e in entries(source) if len(e.value) > VALUE_MAX]
     if large:
         raise ConfigError(
             f"{len(large)} records have more than {VALUE_MAX} bytes, {large[0]} for instance",
@@ -183,9 +165,9 @@ async def _check(source: Store) -> None:
 
 async def _differences(source: Store, target: Store) -> AsyncIterator[Operation]:
     """Yield the operations on the target, in one pass over both stores in the order of keys."""
-    there = _entries(target)
+    there = entries(target)
     other = await anext(there, None)
-    async for entry in _entries(source):
+    async for entry in entries(source):
         while other is not None and other.key < entry.key:
             yield Delete(other.key)
             other = await anext(there, None)
@@ -198,30 +180,6 @@ async def _differences(source: Store, target: Store) -> AsyncIterator[Operation]
     while other is not None:
         yield Delete(other.key)
         other = await anext(there, None)
-
-
-async def _batches(operations: AsyncIterator[Operation]) -> AsyncIterator[list[Operation]]:
-    """Yield transactions that every engine accepts."""
-    batch: list[Operation] = []
-    size = 0
-    async for operation in operations:
-        more = len(operation.value) if isinstance(operation, Put) else 0
-        if len(batch) == ROWS_MAX or size + more > _BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(operation)
-        size += more
-    if batch:
-        yield batch
-
-
-async def _entries(store: Store) -> AsyncIterator[Entry]:
-    """Yield all entries, page by page: only this process owns the store."""
-    after = ""
-    while entries := (await store.list_prefix("", after, _PAGE)).entries:
-        for entry in entries:
-            yield entry
-        after = entries[-1].key
 
 
 def _now() -> int:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 import msgspec
 
 from control_plane.store.write_times import WriteTimes
-from wire.errors import TwineError
+from wire.errors import Conflict, TwineError
 
 LAST = "\U0010ffff"
 """Sorts after every character that a key may hold: `prefix + LAST` ends a prefix."""
@@ -90,6 +89,11 @@ def check_transaction(compare: Mapping[str, int], operations: Sequence[Operation
             raise ValueError(f"a key is printable text: {key!r}")
 
 
+def stale(key: str, expected: int, found: int) -> Conflict:
+    """Return the error of a transaction that compared a key with another revision."""
+    return Conflict(f"cannot write {key}: it is at revision {found}, not {expected} as expected")
+
+
 class Store(Protocol):
     """The interface of every engine. `async with` opens it, and opening it again is a restart."""
 
@@ -102,12 +106,7 @@ class Store(Protocol):
         """Take sole ownership, recover, and raise the epoch; `Busy` if another has it."""
         ...
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Finish accepted writes, and release ownership."""
         ...
 

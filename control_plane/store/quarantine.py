@@ -7,59 +7,20 @@ below `quarantine/`; only `twine-control-plane check-store` reads it.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import msgspec
 
-from control_plane.api.allocations import AllocationRecord, Decision
-from control_plane.api.capacity import EntitlementRecord, EntitlementRequest
-from control_plane.api.clock import ClockAnchor
-from control_plane.api.elastic import FreedBy, PromiseCounts, UseHistory
-from control_plane.api.imports import ImportDecision, ImportRow
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
-from control_plane.api.maintenance import PlanRecord, WaveRecord
-from control_plane.api.operations import EventRow, GoneJobs
-from control_plane.api.opportunistic import QueuedWork
-from control_plane.api.ownership import EntitlementOwner, EntitlementRelease, RoleProcess
-from control_plane.api.people import Grant, Group, Revocation
-from control_plane.api.profiles import ProfileRollout, ProfileVersion
-from control_plane.api.rebalancing import RebalanceRecord
-from control_plane.api.shards import ShardPart
-from control_plane.api.stored_jobs import JobIntent, TaskChunk
+from control_plane.api.stored_jobs import JobIntent
+from control_plane.store.bulk import entries
 from control_plane.store.protocol import Delete, Entry, Operation, Put, Store
 from control_plane.store.records import (
-    ALLOCATIONS,
-    CLOCK,
-    DECISIONS,
-    ENTITLEMENTS,
-    FREED,
-    GONE_JOBS,
-    GROUPS,
-    HOST_ADMINS,
-    IMPORT_DECISIONS,
-    IMPORTS,
-    JOB_EVENTS,
     JOBS,
-    MACHINES,
-    OPERATORS,
-    OWNERSHIPS,
-    PLANS,
-    PROCESSES,
-    PROFILES,
-    PROMISES,
+    KINDS,
     QUARANTINE,
-    REBALANCE,
-    RELEASES,
-    REQUESTS,
-    REVOKED,
-    ROLLOUTS,
-    SHARDS,
     TASKS,
-    USE_HISTORIES,
-    WAVES,
-    WORK,
     DamagedRecord,
     decode,
     schema_of,
@@ -67,39 +28,6 @@ from control_plane.store.records import (
 from wire.errors import ConfigError, NotFound
 
 log = logging.getLogger(__name__)
-_PAGE = 1000
-_KINDS: dict[str, type[msgspec.Struct]] = {
-    MACHINES: MachineRecord,
-    ENTITLEMENTS: EntitlementRecord,
-    REQUESTS: EntitlementRequest,
-    JOBS: JobIntent,
-    TASKS: TaskChunk,
-    ALLOCATIONS: AllocationRecord,
-    DECISIONS: Decision,
-    IMPORTS: ImportRow,
-    IMPORT_DECISIONS: ImportDecision,
-    JOB_EVENTS: EventRow,
-    GONE_JOBS: GoneJobs,
-    GROUPS: Group,
-    OPERATORS: Grant,
-    HOST_ADMINS: Grant,
-    REVOKED: Revocation,
-    CLOCK: ClockAnchor,
-    PLANS: PlanRecord,
-    WAVES: WaveRecord,
-    PROFILES: ProfileVersion,
-    ROLLOUTS: ProfileRollout,
-    SHARDS: ShardPart,
-    OWNERSHIPS: EntitlementOwner,
-    RELEASES: EntitlementRelease,
-    PROCESSES: RoleProcess,
-    REBALANCE: RebalanceRecord,
-    USE_HISTORIES: UseHistory,
-    PROMISES: PromiseCounts,
-    FREED: FreedBy,
-    WORK: QueuedWork,
-}
-"""Prefix → kind of its records; `jobs/` may also hold records of the previous release."""
 _HEARSAY = ("facts", "hardware")
 """Fields of a machine's record that repeat other sources: it can be used without them."""
 
@@ -125,8 +53,8 @@ async def damages(store: Store) -> list[Damage]:
     `ConfigError` for a record of a newer release: that is not damage.
     """
     found: list[Damage] = []
-    for prefix, kind in _KINDS.items():
-        async for entry in _entries(store, prefix):
+    for prefix, kind in KINDS.items():
+        async for entry in entries(store, prefix):
             if (damage := _damage(entry, kind)) is not None:
                 found.append(damage)
     return found
@@ -161,7 +89,7 @@ async def set_all_aside(store: Store) -> list[Damage]:
 
 async def quarantined(store: Store) -> list[str]:
     """Return the names of all records that were set aside."""
-    return [entry.key.removeprefix(QUARANTINE) async for entry in _entries(store, QUARANTINE)]
+    return [entry.key.removeprefix(QUARANTINE) async for entry in entries(store, QUARANTINE)]
 
 
 async def put_aside(store: Store, name: str) -> Damage:
@@ -169,9 +97,9 @@ async def put_aside(store: Store, name: str) -> Damage:
     entry = await store.get(name)
     if entry is None:
         raise NotFound(f"there is no record {name!r}", hint="twine-control-plane check-store")
-    kind = next((kind for prefix, kind in _KINDS.items() if name.startswith(prefix)), None)
+    kind = next((kind for prefix, kind in KINDS.items() if name.startswith(prefix)), None)
     if kind is None:
-        known = ", ".join(_KINDS)
+        known = ", ".join(KINDS)
         raise NotFound(
             f"{name!r} is not a record that can be set aside", hint=f"those below {known}"
         )
@@ -199,16 +127,8 @@ def job_in(name: str) -> str:
 async def _of_job(store: Store, job: str) -> list[Entry]:
     """Return all records of a job: it is used as a whole or not at all."""
     intent = await store.get(JOBS + job)
-    chunks = [entry async for entry in _entries(store, f"{TASKS}{job}/")]
+    chunks = [entry async for entry in entries(store, f"{TASKS}{job}/")]
     return chunks if intent is None else [intent, *chunks]
-
-
-async def _entries(store: Store, prefix: str) -> AsyncIterator[Entry]:
-    after = ""
-    while entries := (await store.list_prefix(prefix, after, _PAGE)).entries:
-        for entry in entries:
-            yield entry
-        after = entries[-1].key
 
 
 def _damage(entry: Entry, kind: type[msgspec.Struct]) -> Damage | None:

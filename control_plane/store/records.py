@@ -29,42 +29,6 @@ from control_plane.api.stored_jobs import JobIntent, TaskChunk
 from control_plane.store.bounds import VALUE_MAX
 from wire.errors import ConfigError
 
-SCHEMAS: dict[type, int] = {
-    MachineRecord: 1,
-    EntitlementRecord: 1,
-    EntitlementRequest: 1,
-    JobRecord: 1,
-    JobIntent: 2,
-    TaskChunk: 1,
-    EventRow: 1,
-    GoneJobs: 1,
-    AllocationRecord: 1,
-    Decision: 1,
-    BrokerStoreNote: 1,
-    BrokerStoreOwner: 1,
-    ImportRow: 1,
-    ImportDecision: 1,
-    Group: 1,
-    Grant: 1,
-    Revocation: 1,
-    ClockAnchor: 1,
-    PlanRecord: 1,
-    WaveRecord: 1,
-    ProfileVersion: 1,
-    ProfileRollout: 1,
-    ShardPart: 1,
-    EntitlementOwner: 1,
-    EntitlementRelease: 1,
-    RoleProcess: 1,
-    Restored: 1,
-    RebalanceRecord: 1,
-    UseHistory: 1,
-    PromiseCounts: 1,
-    FreedBy: 1,
-    QueuedWork: 1,
-}
-"""The newest schema of each kind that this release reads; it no longer writes `JobRecord`."""
-
 MACHINES = "machines/"
 ENTITLEMENTS = "entitlements/"
 REQUESTS = "entitlement-requests/"
@@ -104,6 +68,44 @@ GONE_JOBS = "gone-jobs"
 """One value: the deleted jobs whose logs are kept."""
 RETIRED = "retired/"
 """By job name: what a later job of that name must know (`RetiredJob`)."""
+
+KINDS: dict[str, type[msgspec.Struct]] = {
+    MACHINES: MachineRecord,
+    ENTITLEMENTS: EntitlementRecord,
+    REQUESTS: EntitlementRequest,
+    JOBS: JobIntent,
+    TASKS: TaskChunk,
+    ALLOCATIONS: AllocationRecord,
+    DECISIONS: Decision,
+    IMPORTS: ImportRow,
+    IMPORT_DECISIONS: ImportDecision,
+    JOB_EVENTS: EventRow,
+    GONE_JOBS: GoneJobs,
+    GROUPS: Group,
+    OPERATORS: Grant,
+    HOST_ADMINS: Grant,
+    REVOKED: Revocation,
+    CLOCK: ClockAnchor,
+    PLANS: PlanRecord,
+    WAVES: WaveRecord,
+    PROFILES: ProfileVersion,
+    ROLLOUTS: ProfileRollout,
+    SHARDS: ShardPart,
+    OWNERSHIPS: EntitlementOwner,
+    RELEASES: EntitlementRelease,
+    PROCESSES: RoleProcess,
+    REBALANCE: RebalanceRecord,
+    USE_HISTORIES: UseHistory,
+    PROMISES: PromiseCounts,
+    FREED: FreedBy,
+    WORK: QueuedWork,
+}
+"""Prefix → kind of its records; `jobs/` may also hold records of the previous release."""
+SCHEMAS: dict[type, int] = {
+    **dict.fromkeys((*KINDS.values(), JobRecord, Restored, BrokerStoreNote, BrokerStoreOwner), 1),
+    JobIntent: 2,
+}
+"""The newest schema of each kind that this release reads; it no longer writes `JobRecord`."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -16,10 +16,9 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from control_plane.store import statements
@@ -88,22 +87,18 @@ class SqliteStore:
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = take_lock(self._path / "lock")
-        try:
-            writer = self._connect()
+        with ExitStack() as unless_open:
+            unless_open.callback(os.close, self._lock)
             try:
+                writer = self._connect()
+                unless_open.callback(writer.close)
                 self._recover(writer)
-            except BaseException:
-                writer.close()
-                raise
-        except sqlite3.Error as e:
-            os.close(self._lock)
-            raise ConfigError(
-                f"cannot open {self._path / 'twine.db'}: {e}",
-                hint="is the disk full or the file damaged? restore the last backup",
-            ) from e
-        except BaseException:
-            os.close(self._lock)
-            raise
+            except sqlite3.Error as e:
+                raise ConfigError(
+                    f"cannot open {self._path / 'twine.db'}: {e}",
+                    hint="is the disk full or the file damaged? restore the last backup",
+                ) from e
+            unless_open.pop_all()
         assert self._feed
         self._checkpoints = Checkpoints(self._connect())
         self._readers = ThreadPoolExecutor(1, "store-reader")
@@ -111,12 +106,7 @@ class SqliteStore:
         self._writer = Writer(writer, self._checkpoints, self._feed)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Commit accepted writes, then unlock the folder."""
         assert self._writer
         assert self._readers

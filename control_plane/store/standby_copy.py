@@ -7,18 +7,18 @@ import logging
 from bisect import bisect_left, insort
 
 from control_plane.store import etcd_pb2 as pb
-from control_plane.store.etcd_client import EtcdClient
+from control_plane.store.etcd_client import EtcdClient, read_range
+from control_plane.store.progress import FollowedRevision
 from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
-_PAGE = 1000
 _AGAIN_S = 1.0
 _LOADED_S, _PATIENCE_S = 30.0, 1.0
 """After the election: how long lists are answered from the copy, and how long a list waits until
 the copy has all earlier writes."""
 
 
-class StandbyCopy:
+class StandbyCopy(FollowedRevision):
     """All keys of a range of etcd, by one list and a watch; revisions are etcd's own.
 
     It always equals etcd's state at one revision. It is read while the process that has just become
@@ -27,13 +27,11 @@ class StandbyCopy:
 
     def __init__(self, client: EtcdClient, begin: bytes, end: bytes) -> None:
         """Read nothing yet."""
+        super().__init__()  # `at` is 0 while there is no copy
         self._client, self._begin, self._end = client, begin, end
-        self.at = 0
-        """The revision of the copy; 0: there is no copy now."""
         self._values: dict[bytes, pb.KeyValue] = {}
         self._order: list[bytes] | None = None
         """All keys, sorted at the first list."""
-        self._more = asyncio.Event()
         self.is_used = False
         """Whether lists are answered from it: while this process loads as the new leader."""
         self._running: asyncio.Task[None] | None = None
@@ -78,25 +76,15 @@ class StandbyCopy:
         """Follow until cancelled; after a compaction everything is listed again."""
         while True:
             try:
-                self._reach(await self._list())
+                self.reach(await self._list())
                 async for response in self._client.watch(self._begin, self._end, self.at):
                     for event in response.events:
                         self._take(event)
-                    self._reach(int(response.events[-1].kv.mod_revision))
+                    self.reach(int(response.events[-1].kv.mod_revision))
             except TwineError as e:
                 log.info("the copy is read again", extra={"reason": str(e)})
                 self.at = 0
                 await asyncio.sleep(_AGAIN_S)
-
-    async def reached(self, revision: int, patience_s: float) -> bool:
-        """Return whether it reaches a revision within `patience_s` seconds."""
-        try:
-            async with asyncio.timeout(patience_s):
-                while self.at < revision:
-                    await self._more.wait()
-        except TimeoutError:
-            return False
-        return True
 
     def between(self, begin: bytes, end: bytes, limit: int | None) -> list[pb.KeyValue]:
         """Return the entries of a range in order, at most `limit`."""
@@ -112,17 +100,9 @@ class StandbyCopy:
         """Read all keys at one revision, and return it."""
         self._values.clear()
         self._order = None
-        begin, revision = self._begin, 0
-        while True:
-            request = pb.RangeRequest(
-                key=begin, range_end=self._end, limit=_PAGE, revision=revision
-            )
-            answer = await self._client.read("KV/Range", request)
-            revision = revision or int(answer.header.revision)
-            self._values.update((kv.key, kv) for kv in answer.kvs)
-            if not answer.more:
-                return revision
-            begin = answer.kvs[-1].key + b"\0"
+        revision, found = await read_range(self._client, self._begin, self._end)
+        self._values = {kv.key: kv for kv in found}
+        return revision
 
     def _take(self, event: pb.Event) -> None:
         key, order = event.kv.key, self._order
@@ -133,9 +113,3 @@ class StandbyCopy:
         if order is not None and key not in self._values:
             insort(order, key)
         self._values[key] = event.kv
-
-    def _reach(self, revision: int) -> None:
-        if revision > self.at:
-            self.at = revision
-            self._more.set()
-            self._more = asyncio.Event()

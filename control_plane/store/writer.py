@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from control_plane.store import statements
 from control_plane.store.checkpoints import Checkpoints
 from control_plane.store.feed import Feed
-from control_plane.store.protocol import KeyChange, Operation, Put
-from wire.errors import Busy, Conflict, TwineError, UnknownOutcome
+from control_plane.store.protocol import KeyChange, Operation, Put, stale
+from wire.errors import Busy, TwineError, UnknownOutcome
 
 log = logging.getLogger(__name__)
 _GROUP_MAX = 512
@@ -266,9 +266,7 @@ def _settle(group: list[_Write], revisions: dict[str, int], revision: int) -> li
         for key, expected in write.compare.items():
             found = revisions.get(key, 0)
             if found != expected:
-                write.error = Conflict(
-                    f"cannot write {key}: it is at revision {found}, not {expected} as expected"
-                )
+                write.error = stale(key, expected, found)
                 break
         else:
             revision += 1 if write.operations else 0

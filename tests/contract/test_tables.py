@@ -7,10 +7,9 @@ import pytest
 from faulty_store import MADE, UNANSWERED, FaultyStore, Outcome
 
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
-from control_plane.runtime import readable
 from control_plane.runtime.readable import Readable
 from control_plane.runtime.table import Table
-from control_plane.store import Put, Store
+from control_plane.store import Put, Store, bulk
 from control_plane.store.memory import MemoryStore
 from control_plane.store.sqlite import SqliteStore
 from wire.errors import Busy, NotFound, UnknownOutcome
@@ -90,7 +89,7 @@ async def test_pages_and_histories_that_are_cut_hide_nothing(
     store: Store, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages of two records and a store that drops its history: the next owner reads the same."""
-    monkeypatch.setattr(readable, "PAGE", 2)
+    monkeypatch.setattr(bulk, "PAGE", 2)
     chance = random.Random(seed)
     async with store:
         mine = owner(store)

@@ -85,7 +85,7 @@ def put_task(machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> api
             raise Conflict(f"task {task_id} is not changed: its generation has another content")
         known.spec = replace(known.spec, epoch=spec.epoch)
         return machine.status(known)
-    if machine.ran_out(spec):
+    if machine.contact.ran_out(spec):
         raise Busy(f"task {task_id} is not changed: no answer of this host was acknowledged")
     _admit(machine, task_id, spec)
     machine.setting.history.note(
@@ -96,7 +96,7 @@ def put_task(machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> api
     if known is None:
         copy = machine.copies[task_id] = Copy(task_id, spec)
         machine.start(copy)
-        machine.watch(copy)
+        machine.contact.watch(copy)
         return machine.status(copy)
     return _changed(machine, known, spec)
 
@@ -114,7 +114,7 @@ def _changed(machine: SimulatedMachine, copy: Copy, spec: api.TaskSpec) -> api.T
         machine.stop_processes(copy, machine.start)
     else:
         machine.start(copy)
-    machine.watch(copy)
+    machine.contact.watch(copy)
     return machine.status(copy)
 
 

@@ -23,12 +23,11 @@ from control_plane.api.elastic import CapacitySignal, Elastic, Promise
 from control_plane.api.jobs import JobSpec, JobStatus
 from control_plane.api.opportunistic import QueuedState, QueuedWork, WorkRequest
 from control_plane.optimus.service import Optimus
-from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
 from vm_lab.region.machine import Copy, SimulatedMachine
 from vm_lab.region.plane import PlaneLife
-from wire.errors import TwineError, Unreachable
+from wire.errors import TwineError
 
 if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
@@ -119,7 +118,7 @@ class BestEffortWork:
 
     async def _run(self, life: PlaneLife) -> None:
         runtime = SteppedRuntime(self.region.plane.wall, life.number)
-        if self._store.failure() == "" and life.number > 1:
+        if life.number > 1:
             await self._store.__aexit__(None, None, None)
         async with self._store:
             front = _OptimusFrontEnd(life)
@@ -247,22 +246,17 @@ class _OptimusFrontEnd:
 
     life: PlaneLife
 
-    def _plane(self) -> ControlPlane:
-        if self.life.control_plane is None:
-            raise Unreachable("the control plane does not serve")
-        return self.life.control_plane
-
     async def get_entitlement(self, name: str) -> EntitlementView:
-        return await self._plane().capacity.get_entitlement(name)
+        return await self.life.serving().capacity.get_entitlement(name)
 
     async def get_signal(self, entitlement: str) -> CapacitySignal:
-        return self._plane().elastic.signal(entitlement)
+        return self.life.serving().elastic.signal(entitlement)
 
     async def get_job(self, job: str) -> JobStatus:
-        return await self._plane().get_job(job)
+        return await self.life.serving().get_job(job)
 
     async def apply_job(self, spec: JobSpec, *, is_new: bool = False) -> JobStatus:
-        return await self._plane().apply_job(spec, is_new=is_new)
+        return await self.life.serving().apply_job(spec, is_new=is_new)
 
     async def stop_job(self, job: str) -> JobStatus:
-        return await self._plane().stop_job(job)
+        return await self.life.serving().stop_job(job)

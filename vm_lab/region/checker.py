@@ -18,8 +18,9 @@ from agent.api import Health, ProfileState
 from control_plane.api.jobs import Endpoints
 from control_plane.store.protocol import Operation, Put
 from vm_lab.region.budget_checker import BudgetChecker
-from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine, patience_of
+from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine
 from vm_lab.region.observer import Observer
+from vm_lab.region.plane_contact import patience_of
 from vm_lab.region.standing import (
     LAG_S,
     NEWS_S,

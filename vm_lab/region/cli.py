@@ -117,7 +117,7 @@ def _run(
 
 def _shrunk(chosen: Scenario, outcome: SeedOutcome) -> SeedOutcome:
     click.echo(f"shortening the story of seed {outcome.seed} …", err=True)
-    return shrink(chosen, outcome.seed, outcome).outcome
+    return shrink(chosen, outcome.seed, outcome)
 
 
 def _seeds(text: str) -> range:

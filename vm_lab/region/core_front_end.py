@@ -137,7 +137,7 @@ class ShardLine(ShardClient):
         far = self._find(self.endpoint)
         if far is None:
             refused = Unreachable(f"cannot reach {self.endpoint}: connection refused")
-            self._life.timeline.after(self._way(), self._settle, done, refused)
+            self._life.timeline.after(self._way(), self._life.settle, done, refused)
         elif not far.way.cut_in:
             far.loop.create_task(self._answered_by(far, call, core, done))
 
@@ -158,18 +158,10 @@ class ShardLine(ShardClient):
 
     def _received(self, done: asyncio.Future[Any], outcome: Any) -> None:
         if not self._life.way.cut_in:
-            self._settle(done, outcome)
+            self._life.settle(done, outcome)
 
     def _give_up(self, done: asyncio.Future[Any]) -> None:
-        self._settle(done, Unreachable(f"cannot reach {self.endpoint}: no answer"))
-
-    def _settle(self, done: asyncio.Future[Any], outcome: Any) -> None:
-        if done.done() or not self._life.alive:
-            return
-        if isinstance(outcome, TwineError):
-            done.set_exception(outcome)
-        else:
-            done.set_result(outcome)
+        self._life.settle(done, Unreachable(f"cannot reach {self.endpoint}: no answer"))
 
 
 def shard_front_end_of(plane: ControlPlane, life: ProcessLife) -> ShardFrontEnd:

@@ -31,7 +31,7 @@ from conveyor.records import DeliveryRecords
 from conveyor.runs import GateOutcome, JobProgress, PipelineRecord, PipelineRun
 from conveyor.service import DeliveryService
 from vm_lab.region.plane import PlaneLife
-from wire.errors import Busy, NotFound, TwineError, Unreachable
+from wire.errors import Busy, NotFound, TwineError
 
 if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
@@ -241,28 +241,23 @@ class _RegionPushes:
     def __init__(self, jobs: DeliveredJobs, life: PlaneLife) -> None:
         self._jobs, self._life = jobs, life
 
-    def _plane(self) -> ControlPlane:
-        if not self._life.alive or self._life.control_plane is None:
-            raise Unreachable("the control plane does not serve")
-        return self._life.control_plane
-
     async def look(self, job: str, image: str) -> JobProgress:
         try:
-            status = await self._plane().get_job(job)
+            status = await self._life.serving().get_job(job)
         except NotFound:
             return JobProgress(job=job)
         self._jobs.job_read(status.record)
         return progress(status, image)
 
     async def newest_image(self, name: str) -> str:
-        self._plane()
+        self._life.serving()
         return name if name.startswith("sha256:") else self._jobs.newest.get(name, "")
 
     async def write(self, act: DeliveryAct) -> None:
         if isinstance(act, SetFrozen):
-            await self._plane().pause_job(act.job, paused=act.frozen)
+            await self._life.serving().pause_job(act.job, paused=act.frozen)
         else:
-            await self._plane().intents.push(act.job, push_change(act), ME)
+            await self._life.serving().intents.push(act.job, push_change(act), ME)
 
 
 class _RegionMeter:

@@ -100,19 +100,10 @@ class SimulatedEtcd(SimulatedDisk):
         answer.header.CopyFrom(self._header())
         return answer
 
-    def leader(self, key: bytes) -> pb.KeyValue | None:
-        """Return the entry of a leader's key, if there is one."""
-        return self._now.get(key)
-
     def since(self, revision: int) -> list[tuple[int, list[pb.Event]]]:
         """Return all transactions after a revision, oldest first."""
         first = bisect_left(self.log, revision + 1, key=lambda entry: entry[0])
         return self.log[first:]
-
-    def value(self, key: bytes) -> bytes | None:
-        """Return the value of a key."""
-        found = self._now.get(key)
-        return None if found is None else found.value
 
     def _compact(self, request: pb.CompactionRequest, _: int) -> pb.CompactionResponse:
         if request.revision > self.compacted:

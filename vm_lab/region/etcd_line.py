@@ -93,7 +93,7 @@ class EtcdLine:
         if not life.alive:
             raise asyncio.CancelledError
         done: asyncio.Future[Any] = life.loop.create_future()
-        etcd.timeline.after(timeout_s, _settle, life, done, None)
+        etcd.timeline.after(timeout_s, life.settle, done, None)
         if not life.sends:
             return await done
         etcd.timeline.after(self._way(), self._arrived, call, request, done)
@@ -144,7 +144,7 @@ class EtcdLine:
 
     def _answered(self, done: asyncio.Future[Any], outcome: Any) -> None:
         if self._life.receives:
-            _settle(self._life, done, outcome)
+            self._life.settle(done, outcome)
 
 
 class _EtcdWatch:
@@ -209,13 +209,3 @@ class _EtcdWatch:
 
     def _is_wanted(self, key: bytes) -> bool:
         return key == self._key if not self._end else self._key <= key < self._end
-
-
-def _settle(life: ProcessLife, done: asyncio.Future[Any], outcome: Any) -> None:
-    """Hand over an answer, unless the process has ended."""
-    if done.done() or not life.alive:
-        return
-    if isinstance(outcome, TwineError):
-        done.set_exception(outcome)
-    else:
-        done.set_result(outcome)

@@ -89,24 +89,18 @@ def _hang(region: SimulatedRegion, fault: Fault, _: int) -> None:
         region.timeline.at(machine.hung_until, machine.reach_changed)
 
 
-def _set(**changes: object) -> Callable[[SimulatedMachine, Fault], None]:
-    """Return a function that sets attributes of a machine; `"value"` means the fault's value."""
+def _sets(name: str, normal: float) -> Strike:
+    """Return a strike that sets a flag of machines, or a number to the fault's value."""
 
     def begin(machine: SimulatedMachine, fault: Fault) -> None:
-        for name, value in changes.items():
-            setattr(machine, name, fault.value if value == "value" else value)
+        setattr(machine, name, True if normal is False else fault.value)
         machine.reach_changed()
 
-    return begin
-
-
-def _unset(**changes: object) -> Callable[[SimulatedMachine], None]:
     def end(machine: SimulatedMachine) -> None:
-        for name, value in changes.items():
-            setattr(machine, name, value)
+        setattr(machine, name, normal)
         machine.reach_changed()
 
-    return end
+    return _for_a_while(begin, end)
 
 
 def _slow_pull(machine: SimulatedMachine, fault: Fault) -> None:
@@ -117,20 +111,27 @@ def _usual_pull(machine: SimulatedMachine) -> None:
     machine.pace.pull = (1.0, 20.0)
 
 
-def _reboot(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    for machine in _machines(region, fault):
-        if machine.on:
-            machine.reboot()
+def _each(change: Callable[[SimulatedMachine, Fault], None]) -> Strike:
+    """Return a strike that changes machines at once."""
+
+    def strikes(region: SimulatedRegion, fault: Fault, _: int) -> None:
+        for machine in _machines(region, fault):
+            change(machine, fault)
+
+    return strikes
 
 
-def _drift(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    for machine in _machines(region, fault):
-        machine.profile.drift()
+def _reboot(machine: SimulatedMachine, _: Fault) -> None:
+    if machine.on:
+        machine.reboot()
 
 
-def _host_clock(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    for machine in _machines(region, fault):
-        machine.clock_off_s += fault.value
+def _drift(machine: SimulatedMachine, _: Fault) -> None:
+    machine.profile.drift()
+
+
+def _host_clock(machine: SimulatedMachine, fault: Fault) -> None:
+    machine.clock_off_s += fault.value
 
 
 def _victim(region: SimulatedRegion, fault: Fault) -> tuple[SimulatedMachine, Copy] | None:
@@ -192,7 +193,7 @@ def _store(trouble: Callable[[Fault], Trouble]) -> Strike:
     """Return a strike that gives a store a fault for a while; the newest fault counts."""
 
     def strikes(region: SimulatedRegion, fault: Fault, number: int) -> None:
-        disk = region.disks.get(fault.target.partition(":")[2], region.disks["main"])
+        disk = region.disks.get(fault.name, region.disks["main"])
         disk.trouble = trouble(fault)
         region.store_faults[disk.name] = number
         region.timeline.after(fault.seconds, over, region, disk, number)
@@ -236,7 +237,7 @@ def _plane_clock(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def _resize(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    spec = region.clients.jobs[_job(fault)].asked
+    spec = region.clients.jobs[fault.name].asked
     if spec is not None:
         fewest, most = region.scenario.work.tasks
         tasks = round(fewest + fault.value * (most - fewest))
@@ -244,9 +245,9 @@ def _resize(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def _release(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    owned = region.clients.jobs[_job(fault)]
+    owned = region.clients.jobs[fault.name]
     if owned.asked is not None:
-        number = int(_job(fault).removeprefix("job"))
+        number = int(fault.name.removeprefix("job"))
         region.releases[number] = region.releases.get(number, 0) + 1
         digest = image(number, region.releases[number])
         region.plane.images.add(digest)
@@ -255,7 +256,7 @@ def _release(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def _stop_job(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    name = _job(fault)
+    name = fault.name
     spec = region.clients.jobs[name].asked
     if spec is not None:
         region.clients.stop_job(name)
@@ -264,7 +265,7 @@ def _stop_job(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 def _controller(region: SimulatedRegion, fault: Fault, _: int) -> None:
     """Inject a fault into the controller of a job for a while, if it has one."""
-    application = region.applications.of.get(_job(fault))
+    application = region.applications.of.get(fault.name)
     if application is None:
         return
     kind, troubles = fault.kind, application.troubles
@@ -277,13 +278,9 @@ def _controller(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def _twice(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    spec = region.clients.jobs[_job(fault)].asked
+    spec = region.clients.jobs[fault.name].asked
     if spec is not None:
         region.clients.apply_job(spec)
-
-
-def _job(fault: Fault) -> str:
-    return fault.target.partition(":")[2]
 
 
 def _drain(region: SimulatedRegion, fault: Fault, number: int) -> None:
@@ -319,19 +316,19 @@ def _drain(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 _STRIKES: dict[str, Strike] = {
     "power-off": _for_a_while(_power_off, SimulatedMachine.power_on),
-    "reboot": _reboot,
+    "reboot": _each(_reboot),
     "agent-restart": _for_a_while(_agent_down, _agent_back),
     "agent-hang": _hang,
-    "slow-agent": _for_a_while(_set(slow_s="value"), _unset(slow_s=0.0)),
-    "garbled": _for_a_while(_set(garbled=True), _unset(garbled=False)),
-    "start-fails": _for_a_while(_set(start_fails=True), _unset(start_fails=False)),
-    "pull-fails": _for_a_while(_set(pull_fails=True), _unset(pull_fails=False)),
+    "slow-agent": _sets("slow_s", 0.0),
+    "garbled": _sets("garbled", False),
+    "start-fails": _sets("start_fails", False),
+    "pull-fails": _sets("pull_fails", False),
     "slow-pull": _for_a_while(_slow_pull, _usual_pull),
     "task-crash": _crash,
     "task-sick": _sick,
     "task-lost": _lose,
-    "drift": _drift,
-    "host-clock": _host_clock,
+    "drift": _each(_drift),
+    "host-clock": _each(_host_clock),
     "cut": _on_the_way(lambda _: Condition(cut_in=True, cut_out=True)),
     "cut-in": _on_the_way(lambda _: Condition(cut_in=True)),
     "cut-out": _on_the_way(lambda _: Condition(cut_out=True)),

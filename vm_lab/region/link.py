@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from agent import api
 from agent.api.notices import HostNotices
@@ -21,6 +21,7 @@ from wire.errors import NotFound, Refused, TwineError, Unreachable
 if TYPE_CHECKING:
     from vm_lab.region.plane import PlaneLife
 
+_T = TypeVar("_T")
 OwnerHeaders = Callable[[str], Mapping[str, str]]
 """Returns the ownership headers of requests to a machine."""
 POLL_S = 3.0
@@ -47,50 +48,52 @@ class AgentLink:
 
     async def _call(
         self,
+        kind: type[_T],
         handle: Callable[..., object],
         *args: object,
         deferred: bool = False,
         mutates: bool = False,
-    ) -> Any:
+    ) -> _T:
         if not self._life.alive:
             raise asyncio.CancelledError
         owner = read_owner(self._owner_headers(self._machine.name).get(OWNER_HEADER, ""))
         request = agents.AgentCall(handle, args, owner, mutates, self._life.number)
         exchange = Exchange(self._network, self._life, self._machine, request)
         exchange.send(deferred=deferred)
-        return await exchange.future
+        answer = await exchange.future
+        assert isinstance(answer, kind)
+        return answer
 
     async def get_machine(self) -> api.MachineFacts:
         """Return the facts about the machine."""
-        return await self._call(agents.get_machine)  # type: ignore[no-any-return]
+        return await self._call(api.MachineFacts, agents.get_machine)
 
     async def list_images(self) -> api.Images:
         """Return all images that are completely fetched."""
-        return await self._call(agents.list_images)  # type: ignore[no-any-return]
+        return await self._call(api.Images, agents.list_images)
 
     async def pull_image(self, pull: api.ImagePull) -> api.ImageInfo:
         """Have the agent fetch an image."""
-        found = await self._call(agents.pull_image, pull, deferred=True)
-        return found  # type: ignore[no-any-return]
+        return await self._call(api.ImageInfo, agents.pull_image, pull, deferred=True)
 
     async def list_tasks(self) -> api.Tasks:
         """Return all tasks of the machine."""
-        return await self._call(agents.list_tasks)  # type: ignore[no-any-return]
+        return await self._call(api.Tasks, agents.list_tasks)
 
     async def put_task(self, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
         """Set the desired state of a task."""
         if self._life.leads:  # for a deposed process, only commands that agents obey are checked
             self._life.observer.put_sent(self._machine, task_id, spec)
-        found = await self._call(agents.put_task, task_id, spec, mutates=True)
-        return found  # type: ignore[no-any-return]
+        return await self._call(api.TaskStatus, agents.put_task, task_id, spec, mutates=True)
 
     async def delete_task(
         self, task_id: str, generation: int | None = None, epoch: int | None = None
     ) -> api.TaskStatus:
         """Stop a task and tear it down."""
         self._life.observer.delete_sent(self._machine, task_id)
-        found = await self._call(agents.delete_task, task_id, generation, epoch, mutates=True)
-        return found  # type: ignore[no-any-return]
+        return await self._call(
+            api.TaskStatus, agents.delete_task, task_id, generation, epoch, mutates=True
+        )
 
     def task_logs(
         self,
@@ -125,7 +128,7 @@ class AgentLink:
 
     async def get_usage(self) -> Usages:
         """Return the usage of the modelled tasks; zero unless the region has load."""
-        await self._call(agents.list_tasks)
+        await self._call(api.Tasks, agents.list_tasks)
         tasks = self._network.usage(self._machine)
         return Usages(at_boot_s=self._network.timeline.now, tasks=tasks)
 
@@ -135,27 +138,26 @@ class AgentLink:
 
     async def put_profile(self, spec: api.ProfileSpec) -> api.ProfileStatus:
         """Set the desired host profile."""
-        found = await self._call(agents.put_profile, spec, mutates=True)
-        return found  # type: ignore[no-any-return]
+        return await self._call(api.ProfileStatus, agents.put_profile, spec, mutates=True)
 
     async def put_notices(self, notices: HostNotices) -> HostNotices:
         """Send the notices for the tasks of the machine."""
-        return await self._call(agents.put_notices, notices, mutates=True)  # type: ignore[no-any-return]
+        return await self._call(HostNotices, agents.put_notices, notices, mutates=True)
 
     async def get_profile(self) -> api.ProfileStatus:
         """Return the profile the machine runs."""
-        return await self._call(agents.get_profile)  # type: ignore[no-any-return]
+        return await self._call(api.ProfileStatus, agents.get_profile)
 
     async def get_events(self, after: int, wait_s: float = 0.0) -> api.Events:
         """Return events after a sequence number; wait up to `wait_s` for the first one."""
         if wait_s <= 0:
-            return await self._call(_events, after)  # type: ignore[no-any-return]
+            return await self._call(api.Events, _events, after)
         stream = self.follow(after)
         try:
             async with asyncio.timeout(wait_s):
                 return await stream.next()
         except TimeoutError:
-            return await self._call(_events, after)  # type: ignore[no-any-return]
+            return await self._call(api.Events, _events, after)
         finally:
             await stream.close()
 

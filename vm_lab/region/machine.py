@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from agent import api
 from agent.api import Health, RestartWhen, TaskState
+from agent.api.joining import JoinRequest
 from agent.api.notices import HostNotices
 from vm_lab.region.history import History
 from vm_lab.region.loop import Timeline
 from vm_lab.region.observer import Observer
+from vm_lab.region.plane_contact import PlaneContact
 from vm_lab.region.simulated_profile import SimulatedProfile
 
 if TYPE_CHECKING:
@@ -29,8 +31,6 @@ EVENTS_KEPT = 1000
 """Events that an agent keeps."""
 STUBBORN = "IGNORES_TERM"
 """In the environment of a task that uses its whole `stop_timeout_s` to stop."""
-FENCE_S = 2.5
-"""Seconds after which the fence kills a task that should have ended (docs/adr/0024)."""
 RESERVE_BYTES = 128 << 20
 """Memory that an agent reserves for its host (`agent/config.py`)."""
 _ENDED = (TaskState.STOPPED, TaskState.FAILED)
@@ -129,10 +129,7 @@ class SimulatedMachine:
         self.events: deque[api.Event] = deque(maxlen=EVENTS_KEPT)
         self.sequence = 0
         self.streams: list[FollowedEvents] = []
-        self.in_contact = False
-        self.last_contact = 0.0
-        """When the agent lost contact with its control plane, if it has none now."""
-        self._contacts = 0
+        self.contact = PlaneContact(self)
         self.powers = 0
         """Rises each time the power goes off or on."""
 
@@ -160,6 +157,17 @@ class SimulatedMachine:
             disk_bytes=1 << 40,
             disk_free_bytes=1 << 39,
             agent_version="0",
+        )
+
+    def join_request(self) -> JoinRequest:
+        """Return the request with which the host joins the region."""
+        return JoinRequest(
+            token="",
+            machine=self.name,
+            csr_pem="",
+            address=f"{self.name}.sim:7443",
+            location=self.location,
+            facts=self.facts(),
         )
 
     def status(self, copy: Copy) -> api.TaskStatus:
@@ -235,8 +243,8 @@ class SimulatedMachine:
 
     def start(self, copy: Copy) -> None:
         """Start the processes of a task, unless the control plane was silent for too long."""
-        if self.ran_out(copy.spec):
-            self._cut_off_done(copy)
+        if self.contact.ran_out(copy.spec):
+            self.contact.cut_off_done(copy)
             return
         copy.cut_off = False
         self.become(copy, TaskState.STARTING)
@@ -292,66 +300,6 @@ class SimulatedMachine:
         self.setting.observer.copy_changed(self, copy, was_alive=was_alive)
         self.setting.history.note(f"{self.name} {copy.task_id} gone")
         self.add_event("task-removed", copy.task_id)
-
-    # -- contact with the control plane, for jobs that must not outlive it
-
-    def contact(self, has_contact: bool, last_contact: float) -> None:
-        """Record that answers to polls arrive again, or that none has since `last_contact`.
-
-        Only answers count: an arriving request does not prove that answers arrive (docs/adr/0024).
-        When contact returns, tasks whose time ran out meanwhile are ended.
-        """
-        if has_contact == self.in_contact:
-            return
-        late = [copy for copy in self.copies.values() if self.ran_out(copy.spec)]
-        self.in_contact = has_contact
-        self._contacts += 1
-        if has_contact:
-            for copy in late:
-                self._end_cut_off(copy)
-        else:
-            self.last_contact = last_contact
-            for copy in self.copies.values():
-                self.watch(copy)
-
-    def ran_out(self, spec: api.TaskSpec) -> bool:
-        """Return whether the control plane has been silent for longer than a task may run."""
-        after_s = patience_of(spec)
-        silent_s = self.setting.timeline.now - self.last_contact
-        return after_s is not None and not self.in_contact and silent_s >= after_s
-
-    def watch(self, copy: Copy) -> None:
-        """Schedule the end of a task, in case the control plane stays silent for too long."""
-        after_s = patience_of(copy.spec)
-        if after_s is not None and copy.wanted and not self.in_contact:
-            timeline, alone_s = self.setting.timeline, copy.spec.stop_timeout_s + FENCE_S
-            timeline.at(self.last_contact + after_s, self._cut_off, copy, self._contacts)
-            timeline.at(self.last_contact + after_s + alone_s, self._fence, copy, self._contacts)
-
-    def _cut_off(self, copy: Copy, contacts: int) -> None:
-        works = self.agent_up and self.setting.timeline.now >= self.hung_until
-        if contacts == self._contacts and works:
-            self._end_cut_off(copy)
-
-    def _end_cut_off(self, copy: Copy) -> None:
-        known = self.copies.get(copy.task_id) is copy
-        if known and copy.wanted and copy.alive and self.on and not copy.cut_off:
-            copy.cut_off = True
-            copy.reason = "the control plane was silent for as long as its job allows"
-            self.stop_processes(copy, self._cut_off_done)
-
-    def _fence(self, copy: Copy, contacts: int) -> None:
-        """Kill the remaining processes; the fence is a separate program and needs no agent."""
-        known = self.copies.get(copy.task_id) is copy
-        if contacts == self._contacts and known and copy.alive and self.on:
-            copy.turn += 1
-            copy.cut_off = True
-            copy.reason = "the control plane was silent for as long as its job allows"
-            self._cut_off_done(copy)
-
-    def _cut_off_done(self, copy: Copy) -> None:
-        copy.last_exit = api.Exit(result="cut-off", at=self.wall())
-        self.become(copy, TaskState.STOPPED, reason=copy.reason)
 
     # -- power, agent
 
@@ -418,11 +366,3 @@ class SimulatedMachine:
         for stream in list(self.streams):
             stream.path_changed()
         self.setting.observer.reach_changed(self)
-
-
-def patience_of(spec: api.TaskSpec) -> float | None:
-    """Return the seconds that a task may run without its control plane; None: no limit."""
-    rule = getattr(spec, "disconnect", None)
-    if rule is None or str(rule.policy) != "stop":
-        return None
-    return float(rule.after_s)

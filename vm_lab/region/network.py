@@ -16,7 +16,7 @@ from agent.usage import TaskUsage
 from vm_lab.region import agent as agents
 from vm_lab.region.loop import Timeline
 from vm_lab.region.machine import SimulatedMachine
-from wire.errors import ProtocolError, Refused, TwineError, Unreachable
+from wire.errors import ProtocolError, Refused, Unreachable
 
 if TYPE_CHECKING:
     from vm_lab.region.plane import PlaneLife
@@ -163,7 +163,7 @@ class Exchange:
             self._fail_after(ANSWER_S)
         elif not machine.agent_up:
             refused = Refused(f"cannot reach {machine.name}: connection refused")
-            network.timeline.after(network.one_way(machine), self._settle, refused)
+            network.timeline.after(network.one_way(machine), self.life.settle, self.future, refused)
         elif machine.hung_until > now:
             network.timeline.at(machine.hung_until, self._arrive, deferred)
         else:
@@ -194,16 +194,8 @@ class Exchange:
         if path.cut_out or self.life.way.cut_in or not self.machine.on:
             self._fail_after(ANSWER_S)
         else:
-            self._settle(outcome)
+            self.life.settle(self.future, outcome)
 
     def _fail_after(self, seconds: float) -> None:
         error = Unreachable(f"cannot reach {self.machine.name}: no answer")
-        self.network.timeline.after(seconds, self._settle, error)
-
-    def _settle(self, outcome: object) -> None:
-        if self.future.done() or not self.life.alive:
-            return
-        if isinstance(outcome, TwineError):
-            self.future.set_exception(outcome)
-        else:
-            self.future.set_result(outcome)
+        self.network.timeline.after(seconds, self.life.settle, self.future, error)

@@ -62,7 +62,7 @@ def _policy(update: UpdatePolicy, chance: random.Random) -> UpdatePolicy:
 
 def bad_release(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Release a version whose tasks never become healthy, for a job with automatic rollback."""
-    name = fault.target.partition(":")[2]
+    name = fault.name
     spec = region.clients.jobs[name].asked
     if spec is None or spec.update.on_failure is not OnFailure.ROLLBACK:
         return
@@ -75,7 +75,7 @@ def bad_release(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 def patience(region: SimulatedRegion, fault: Fault, _: int) -> None:
     """Change how long the tasks of a job take to stop, and its `disconnect` policy."""
-    name = fault.target.partition(":")[2]
+    name = fault.name
     spec = region.clients.jobs[name].asked
     if spec is not None:
         region.clients.apply_job(patient(spec, fault.value))
@@ -98,7 +98,7 @@ def patient(spec: JobSpec, value: float) -> JobSpec:
 
 def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Move a task of a job, in half of the cases to a machine that the owner names."""
-    name = fault.target.partition(":")[2]
+    name = fault.name
     spec = region.clients.jobs[name].asked
     if spec is None or not spec.tasks:
         return
@@ -118,7 +118,7 @@ def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Restart every task of a job in place, each as an operation."""
-    name = fault.target.partition(":")[2]
+    name = fault.name
     spec = region.clients.jobs[name].asked
     request = RestartRequest(reason=f"restart {number}")
 
@@ -134,7 +134,7 @@ def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Move a job to the next entitlement, and disable its automatic rollback."""
-    name = fault.target.partition(":")[2]
+    name = fault.name
     owned, names = region.clients.jobs[name], sorted(region.clients.entitlements)
     spec = owned.asked
     if spec is None or spec.entitlement not in names or len(names) < 2:

@@ -6,7 +6,7 @@ import asyncio
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent.api import ImageFormat, ImageInfo
 from control_plane.api.machines import MachineRecord
@@ -15,6 +15,8 @@ from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswe
 from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.shards.ownership import OwnershipMap
+from control_plane.shards.processes import RoleLeaders
+from control_plane.store import Store
 from control_plane.task_control.controllers import CallController, no_controller
 from vm_lab.region.history import History
 from vm_lab.region.link import AgentLink, FollowedEvents
@@ -23,7 +25,7 @@ from vm_lab.region.machine import EPOCH_S, SimulatedMachine
 from vm_lab.region.network import Path, SimulatedNetwork
 from vm_lab.region.observer import Observer
 from vm_lab.region.stores import SimulatedDisk, StoreFacade, at_once
-from wire.errors import TwineError
+from wire.errors import TwineError, Unreachable
 
 if TYPE_CHECKING:
     from vm_lab.region.process_life import ProcessLife
@@ -77,6 +79,12 @@ class PlaneLife:
         """Return whether the process is paused."""
         return self.loop.frozen
 
+    def serving(self) -> ControlPlane:
+        """Return the control plane, or raise `Unreachable` while it does not serve."""
+        if self.control_plane is None:
+            raise Unreachable("the control plane does not serve")
+        return self.control_plane
+
     def kill(self, why: str) -> None:
         """End the process now; nothing it does has an effect from here on."""
         if self.alive:
@@ -110,6 +118,15 @@ class PlaneLife:
             for stream in list(self.streams):
                 stream.path_changed()
 
+    def settle(self, waiting: asyncio.Future[Any], outcome: object) -> None:
+        """Hand an answer or an error to the waiting call, unless the process has ended."""
+        if waiting.done() or not self.alive:
+            return
+        if isinstance(outcome, TwineError):
+            waiting.set_exception(outcome)
+        else:
+            waiting.set_result(outcome)
+
     def seen(self, at: float) -> float:
         """Return when the process read an answer that arrived at `at`: not during a pause."""
         read_at = self._thawed_at + CATCH_UP_S
@@ -122,11 +139,11 @@ class PlaneLife:
         ends = [stream.contact_lost_at() for stream in machine.streams if stream.is_alive]
         lost = [at for at in ends if at is not None]
         if not ends:
-            machine.contact(False, self.timeline.now)
+            machine.contact.changed(False, self.timeline.now)
         elif len(lost) < len(ends):
-            machine.contact(True, 0.0)
+            machine.contact.changed(True, 0.0)
         else:
-            machine.contact(False, max(lost))
+            machine.contact.changed(False, max(lost))
 
 
 class Plane:
@@ -236,10 +253,15 @@ class Plane:
 
     async def _main(self, life: PlaneLife) -> None:
         async with AsyncExitStack() as stack:
-            stores = {}
+            stores = dict[str, Store]()
             for name, disk in self.disks.items():
                 stores[name] = await stack.enter_async_context(StoreFacade(disk, life))
-            control_plane = self._build(life, stores)
+            main = stores.pop("main")
+            seed = zlib.crc32(f"{self._seed} {life.number}".encode())
+            runtime = SteppedRuntime(self.wall, seed)
+            control_plane = self._control_plane(
+                life, main, runtime, "always the same", broker_stores=stores
+            )
             async with control_plane:
                 life.control_plane = control_plane
                 self.history.note("control plane serves")
@@ -257,21 +279,31 @@ class Plane:
             failed.result()
         failed.cancel()
 
-    def _build(self, life: PlaneLife, stores: dict[str, StoreFacade]) -> ControlPlane:
-        main = stores.pop("main")
-        ownership = OwnershipMap(main)
+    def _control_plane(
+        self,
+        life: PlaneLife,
+        store: Store,
+        runtime: SteppedRuntime,
+        boot_id: str,
+        *,
+        broker_stores: Mapping[str, Store] | None = None,
+        processes: RoleLeaders | None = None,
+    ) -> ControlPlane:
+        """Return the control plane of one life, not loaded yet."""
+        ownership = OwnershipMap(store)
         return ControlPlane(
-            main,
+            store,
             lambda record: self._link(life, record, ownership),
-            SteppedRuntime(self.wall, zlib.crc32(f"{self._seed} {life.number}".encode())),
+            runtime,
             self.settings,
             self._find_image,
-            broker_stores=stores,
+            broker_stores=broker_stores,
             call_controller=self.callers(life),
-            boot_id="always the same",
+            boot_id=boot_id,
             portal=PortalSettings(profile_keys=self.profile_keys, overgrant=self.overgrant),
             solve=solved,
             ownership=ownership,
+            processes=processes,
         )
 
     def _link(self, life: PlaneLife, record: MachineRecord, ownership: OwnershipMap) -> AgentLink:

@@ -7,16 +7,14 @@ between processes. A process that ends, for any reason, is started again on its 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, cast
 
-from control_plane.api.settings import PortalSettings, SchedulerSettings
+from control_plane.api.settings import SchedulerSettings
 from control_plane.config import EtcdSettings
 from control_plane.process import until
-from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import SteppedRuntime
-from control_plane.shards.ownership import OwnershipMap
 from control_plane.shards.processes import CORE, OwnRole, RoleLeaders
 from control_plane.store.etcd import EtcdStore
 from vm_lab.region.core_front_end import CoreFrontEnd, shard_front_end_of
@@ -26,12 +24,13 @@ from vm_lab.region.history import History
 from vm_lab.region.loop import Killed, Stuck, Timeline
 from vm_lab.region.machine import EPOCH_S, SimulatedMachine
 from vm_lab.region.network import SimulatedNetwork
-from vm_lab.region.plane import RESTART_S, Plane, causes, solved
-from vm_lab.region.process_life import ProcessHost, ProcessLife, WritePoint
+from vm_lab.region.plane import RESTART_S, Plane, causes
+from vm_lab.region.process_life import ProcessHost, ProcessLife
 from vm_lab.region.scenario import RoleCounts
 from wire.errors import TwineError
 
 if TYPE_CHECKING:
+    from control_plane.roles import ControlPlane
     from control_plane.store.etcd_client import EtcdClient
 
 PREFIX = "/twine"
@@ -70,12 +69,6 @@ class RegionProcesses(Plane):
         self._leaders: dict[str, int] = {}
 
     # -- leaders
-
-    @property
-    def serving(self) -> ControlPlane | None:
-        """Return the core that clients call: the last one that began to serve, if it is alive."""
-        life = self.life
-        return None if life is None or not life.alive else life.control_plane
 
     def role_names(self) -> list[str]:
         """Return the roles, the core first."""
@@ -213,11 +206,7 @@ class RegionProcesses(Plane):
 
     def kill(self, down_s: float, why: str = "by its enemy") -> None:
         """Kill the leading core; it is started again after `down_s` seconds."""
-        self.kill_leader(CORE, down_s, why)
-
-    def kill_leader(self, role: str, down_s: float, why: str = "by its enemy") -> None:
-        """Kill the leader of a role."""
-        life = self.leader(role)
+        life = self.leader(CORE)
         if life is not None and life.alive:
             self.kill_life(life, down_s, why)
 
@@ -225,17 +214,6 @@ class RegionProcesses(Plane):
         """Kill a process; it is started again after `down_s` seconds."""
         life.host.down_until = max(life.host.down_until, self.timeline.now + down_s)
         life.kill(why)
-
-    def set_point(
-        self,
-        life: ProcessLife,
-        left: int,
-        strike: Callable[[ProcessLife], None],
-        *,
-        is_after: bool,
-    ) -> None:
-        """Schedule a fault of a process at its n-th write from now on: before it, or after."""
-        life.points.append(WritePoint(left, is_after, strike))
 
     def ways_changed(self, host: ProcessHost) -> None:
         """Handle a change of a host's network."""
@@ -255,7 +233,7 @@ class RegionProcesses(Plane):
     # -- one process
 
     async def _lives(self, life: ProcessLife) -> None:
-        host, etcd = life.host, self.etcd
+        host = life.host
         role = OwnRole(
             name=host.role,
             shard=host.shard,
@@ -269,16 +247,12 @@ class RegionProcesses(Plane):
         )
         runtime.date()  # detects steps of the clock from here on, as in `process.before`
         async with AsyncExitStack() as stack:
-            life.store = EtcdStore(
-                EtcdSettings(endpoints=["http://etcd.sim:2379"], prefix=PREFIX, ttl_s=TTL_S),
-                role=role.lock,
-                announce=role.announced,
-                client=lambda _: cast("EtcdClient", EtcdLine(etcd, life)),
-                clock=lambda: self.timeline.now,
-            )
+            life.store = self._store(life, role)
             await stack.enter_async_context(life.store)
             self.history.note(f"{life.name} leads, epoch {life.store.epoch()}")
-            plane = self._process(life, life.store, role, runtime)
+            processes = RoleLeaders(life.store, role)
+            boot_id = f"boot of {host.name}"
+            plane = self._control_plane(life, life.store, runtime, boot_id, processes=processes)
             face = CoreFrontEnd(plane, life, self.find) if role.is_core else None
             await stack.enter_async_context(plane)
             life.plane = plane
@@ -295,30 +269,22 @@ class RegionProcesses(Plane):
             finally:
                 life.led_to_the_end = life.leads and not life.store_failure()
 
+    def _store(self, life: ProcessLife, role: OwnRole) -> EtcdStore:
+        """Return the store of a process, not open yet."""
+        return EtcdStore(
+            EtcdSettings(endpoints=["http://etcd.sim:2379"], prefix=PREFIX, ttl_s=TTL_S),
+            role=role.lock,
+            announce=role.announced,
+            client=lambda _: cast("EtcdClient", EtcdLine(self.etcd, life)),
+            clock=lambda: self.timeline.now,
+        )
+
     def _serves(self, life: ProcessLife) -> None:
         """Make clients call a core."""
         self.life = life
         self.observer.plane_changed("serves")
         for call in self.started:
             call(life)
-
-    def _process(
-        self, life: ProcessLife, store: EtcdStore, role: OwnRole, runtime: SteppedRuntime
-    ) -> ControlPlane:
-        ownership, processes = OwnershipMap(store), RoleLeaders(store, role)
-        return ControlPlane(
-            store,
-            lambda record: self._link(life, record, ownership),
-            runtime,
-            self.settings,
-            self._find_image,
-            call_controller=self.callers(life),
-            boot_id=f"boot of {life.host.name}",
-            portal=PortalSettings(profile_keys=self.profile_keys, overgrant=self.overgrant),
-            solve=solved,
-            ownership=ownership,
-            processes=processes,
-        )
 
 
 def role_of(shard: int) -> str:

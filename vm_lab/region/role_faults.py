@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vm_lab.region.network import Condition, Path
 from vm_lab.region.operators import move_entitlement
+from vm_lab.region.process_life import WritePoint
 from vm_lab.region.story import Fault
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _at_write(plane: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
         else:
             plane.kill_life(struck, DOWN_S, "at one of its writes")
 
-    plane.set_point(life, max(1, int(fault.value)), strike, is_after=is_after)
+    life.points.append(WritePoint(max(1, int(fault.value)), is_after, strike))
 
 
 def _cut(condition: Condition, *, etcd: bool = False) -> Strike:

@@ -6,14 +6,14 @@ import gc
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
-from agent.api.joining import JoinRequest
 from control_plane.api.autoscale import Autoscale
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
@@ -34,6 +34,7 @@ from vm_lab.region.plane import Plane, PlaneLife
 from vm_lab.region.scenario import Scenario
 from vm_lab.region.stores import SimulatedDisk
 from vm_lab.region.story import Fault, draw
+from vm_lab.region.topology import MachinePlace
 
 if TYPE_CHECKING:
     from vm_lab.region.processes import RegionProcesses
@@ -103,33 +104,15 @@ class SimulatedRegion:
         self.setting = MachineSetting(self.timeline, self.history)
         self.network = SimulatedNetwork(self.timeline)
         self.places = topology.places(scenario.shape)
-        self.machines = {
-            p.machine: SimulatedMachine(
-                self.setting,
-                p.machine,
-                p.location(),
-                name,
-                memory_bytes=scenario.shape.memory_gib << 30,
-                cpus=scenario.shape.cpus,
-            )
-            for p in self.places
-        }
-        for machine in self.machines.values():
-            self.network.connect(machine)
+        self.machines = {place.machine: self._machine(place, name) for place in self.places}
         self.clients = Clients(self.timeline, self.history)
         self.disks = dict[str, SimulatedDisk]()
         self.roles = self._processes(name)
         """The processes of the control plane, if there are several."""
         self.plane = self.roles or self._plane(name)
         self.intent_checker = IntentChecker(self)
-        if scenario.work.overgranted:
-            self.plane.overgrant = Overgrant.ALLOW
         self.checker = Checker(self)
         self.applications = Applications(self.checker, scenario.work.replicas)
-        self.plane.callers = self.applications.caller
-        self.clients.observer = self.plane.observer = self.setting.observer = self.checker
-        self.clients.late = self.checker.late
-        self.plane.started = [self.clients.serve, self._look_for_losses]
         self.acting: dict[tuple[str, str], int] = {}
         """(Machine, kind) → how many faults of the kind act on it."""
         self.store_faults: dict[str, int] = {}
@@ -143,16 +126,39 @@ class SimulatedRegion:
         """Further figures of the outcome."""
         self.more_unsettled: Callable[[], list[str]] = list
         """Returns further reasons why the region is not at rest."""
-        if self.roles is not None:
-            from vm_lab.region.role_checker import RoleChecker
-
-            RoleChecker(self, self.roles)
         self.rested_at = 0.0
         self.faults_end = 0.0
         self._reasons: list[str] = []
         self._rested_since: float | None = None
         self._begun = False
         self.story_at = 0.0
+        self._connect()
+
+    def _machine(self, place: MachinePlace, seed: str) -> SimulatedMachine:
+        """Return a machine of the region, connected to its network."""
+        machine = SimulatedMachine(
+            self.setting,
+            place.machine,
+            place.location(),
+            seed,
+            memory_bytes=self.scenario.shape.memory_gib << 30,
+            cpus=self.scenario.shape.cpus,
+        )
+        self.network.connect(machine)
+        return machine
+
+    def _connect(self) -> None:
+        """Connect the control plane with its callers, and all parts with the checkers."""
+        if self.scenario.work.overgranted:
+            self.plane.overgrant = Overgrant.ALLOW
+        self.plane.callers = self.applications.caller
+        self.clients.observer = self.plane.observer = self.setting.observer = self.checker
+        self.clients.late = self.checker.late
+        self.plane.started = [self.clients.serve, self._look_for_losses]
+        if self.roles is not None:
+            from vm_lab.region.role_checker import RoleChecker
+
+            RoleChecker(self, self.roles)
 
     def _processes(self, name: str) -> RegionProcesses | None:
         """Return the control plane as several processes on etcd; None without [roles]."""
@@ -217,7 +223,7 @@ class SimulatedRegion:
             self.plane.images.add(spec.image)
             self.setting.known_images.add(spec.image)
         for machine in self.machines.values():
-            self.clients.join(_join(machine))
+            self.clients.join(machine.join_request())
         granted = topology.entitlements(self.scenario, specs, self.number)
         self.setting.reboot_profiles = frozenset(
             e.host_profile for e in granted.values() if e.host_profile.startswith("boot")
@@ -318,17 +324,6 @@ class SimulatedRegion:
         self.timeline.after(5.0, self._sample)
 
 
-def _join(machine: SimulatedMachine) -> JoinRequest:
-    return JoinRequest(
-        token="",
-        machine=machine.name,
-        csr_pem="",
-        address=f"{machine.name}.sim:7443",
-        location=machine.location,
-        facts=machine.facts(),
-    )
-
-
 def run_seed(
     scenario: Scenario,
     seed: int,
@@ -342,12 +337,8 @@ def run_seed(
     """
     scenario = of_seed(scenario, seed)
     events = list(draw(scenario, seed) if story is None else story)
-    thresholds = gc.get_threshold()
-    gc.set_threshold(200_000, 20, 50)
-    silenced = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    began = time.process_time()
-    try:
+    with _quiet():
+        began = time.process_time()
         region = SimulatedRegion(scenario, seed, passed)
         if scenario.work.delivered:
             from vm_lab.region.delivery import DeliveredJobs
@@ -358,10 +349,7 @@ def run_seed(
 
             BestEffortWork(region, scenario.work.best_effort)
         region.run(events)
-    finally:
-        logging.disable(silenced)
-        gc.set_threshold(*thresholds)
-    cpu_s = time.process_time() - began
+        cpu_s = time.process_time() - began
     return SeedOutcome(
         scenario=scenario.name,
         seed=seed,
@@ -379,6 +367,19 @@ def run_seed(
         story_at=region.story_at,
         settle_s=max(0.0, region.rested_at - region.faults_end),
     )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Disable logs, and collect garbage less often: the objects of a run stay until its end."""
+    thresholds, silenced = gc.get_threshold(), logging.root.manager.disable
+    gc.set_threshold(200_000, 20, 50)
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(silenced)
+        gc.set_threshold(*thresholds)
 
 
 def _figures(region: SimulatedRegion, story: Sequence[Fault]) -> dict[str, int]:

@@ -7,7 +7,6 @@ breaks the same rule.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from vm_lab.region.scenario import Scenario
 from vm_lab.region.seed import SeedOutcome, run_seed
@@ -16,50 +15,31 @@ from vm_lab.region.story import Fault, shifted
 Breaks = Callable[[Sequence[Fault]], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Shrunk:
-    """The shortest story found, and the number of runs that it took."""
+def shrink(scenario: Scenario, seed: int, outcome: SeedOutcome, runs: int = 150) -> SeedOutcome:
+    """Return the outcome of the shortest story that still breaks the rule that broke first.
 
-    story: list[Fault]
-    outcome: SeedOutcome
-    runs: int
-
-
-class _Budget:
-    """Limits the number of runs."""
-
-    def __init__(self, breaks: Breaks, runs: int) -> None:
-        self.breaks, self.left, self.used = breaks, runs, 0
-
-    def try_(self, story: Sequence[Fault]) -> bool:
-        if self.left <= 0:
-            return False
-        self.left -= 1
-        self.used += 1
-        return self.breaks(story)
-
-
-def shrink(scenario: Scenario, seed: int, outcome: SeedOutcome, runs: int = 150) -> Shrunk:
-    """Return the shortest story of a seed that still breaks the rule that broke first."""
+    At most `runs` stories are tried.
+    """
     rule = outcome.violations[0].rule
-    best = outcome
+    best, left = outcome, runs
 
     def breaks(story: Sequence[Fault]) -> bool:
-        nonlocal best
+        nonlocal best, left
+        if left <= 0:
+            return False
+        left -= 1
         tried = run_seed(scenario, seed, story)
         if any(violation.rule == rule for violation in tried.violations):
             best = tried
             return True
         return False
 
-    budget = _Budget(breaks, runs)
     last = max((v.at for v in outcome.violations if v.rule == rule), default=0.0)
     story = [fault for fault in outcome.story if fault.at <= last]
-    if len(story) == len(outcome.story) or not budget.try_(story):
+    if len(story) == len(outcome.story) or not breaks(story):
         story = list(outcome.story)
-    story = fewer(story, budget.try_)
-    story = milder(story, budget.try_)
-    return Shrunk(story, best, budget.used)
+    milder(fewer(story, breaks), breaks)
+    return best
 
 
 def fewer(story: list[Fault], breaks: Breaks) -> list[Fault]:

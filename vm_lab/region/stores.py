@@ -11,7 +11,6 @@ import random
 import zlib
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from control_plane.store.memory import MemoryStore
@@ -85,14 +84,9 @@ class StoreFacade:
         await self._disk.engine.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close it."""
-        await self._disk.engine.__aexit__(kind, error, trace)
+        await self._disk.engine.__aexit__(None, None, None)
 
     @property
     def times(self) -> WriteTimes:
@@ -176,11 +170,8 @@ class StoreFacade:
             outcome = self._apply(compare, operations)
         if crash is not None:
             life.kill(f"after a transaction of store {disk.name}")
-        elif not done.done():
-            if isinstance(outcome, TwineError):
-                done.set_exception(outcome)
-            else:
-                done.set_result(outcome)
+        else:
+            life.settle(done, outcome)
 
     def _maybe(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> None:
         """Carry out a write without an answer: now, later, or never."""

@@ -39,6 +39,11 @@ class Fault:
     seconds: float = 0.0
     value: float = 0.0
 
+    @property
+    def name(self) -> str:
+        """Return the name of the target, without its kind."""
+        return self.target.partition(":")[2]
+
     def __str__(self) -> str:
         """Return the line of the event."""
         line = f"{self.at:.1f}s {self.kind} {self.target}"
@@ -112,14 +117,7 @@ def _target(
     domain = chance.choice(rate.where)
     if domain == "region":
         return "region:"
-    place = chance.choice(where)
-    name = {
-        "machine": place.machine,
-        "rack": place.rack,
-        "msb": place.msb,
-        "datacenter": place.datacenter,
-    }
-    return f"{domain}:{name[domain]}"
+    return f"{domain}:{chance.choice(where).name_of(domain)}"
 
 
 def shifted(fault: Fault, **changes: float) -> Fault:

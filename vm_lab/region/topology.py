@@ -42,15 +42,17 @@ class MachinePlace:
     def within(self, target: str) -> bool:
         """Return whether a fault at `rack:r1`, `region:` and so on strikes this machine."""
         domain, _, name = target.partition(":")
-        if domain == "region":
-            return True
-        here = {
+        return self.name_of(domain) == name
+
+    def name_of(self, domain: str) -> str | None:
+        """Return the name of a domain of this machine; None: it is in no domain of this kind."""
+        return {
             "machine": self.machine,
             "rack": self.rack,
             "msb": self.msb,
             "datacenter": self.datacenter,
-        }
-        return here.get(domain) == name
+            "region": "",  # there is one, and targets do not name it
+        }.get(domain)
 
 
 def places(shape: Shape) -> list[MachinePlace]:

@@ -45,7 +45,7 @@ def _writes(
     granted: Callable[[GrantedIntents], None],
 ) -> None:
     """Request a write of a dimension; it is repeated after a lost answer, not after `Conflict`."""
-    name = fault.target.partition(":")[2]
+    name = fault.name
     owned, was_granted = region.clients.jobs[name], True
     if owned.asked is None or owned.granted is None:
         return
@@ -75,7 +75,7 @@ def _writes(
 
 def push(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Push a new image to the share `value` of the tasks."""
-    name = fault.target.partition(":")[2]
+    name = fault.name
     digest = _image(region, name, 0x1000 + number)
 
     async def ask(cp: ControlPlane, record: JobRecord) -> None:
@@ -91,7 +91,7 @@ def push(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 def stage(region: SimulatedRegion, fault: Fault, _: int) -> None:
     """Change the share of the tasks that run the pushed image."""
-    name = fault.target.partition(":")[2]
+    name = fault.name
 
     async def ask(cp: ControlPlane, record: JobRecord) -> None:
         change = PushChange(share=_part(fault), expect=_version(record, "push"))
@@ -105,7 +105,7 @@ def stage(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 def size(region: SimulatedRegion, fault: Fault, _: int) -> None:
     """Write another size, as the autoscaler does."""
-    name = fault.target.partition(":")[2]
+    name = fault.name
     fewest, most = region.scenario.work.tasks
     tasks = round(fewest + fault.value * (most - fewest))
     owned = region.clients.jobs[name]
@@ -124,7 +124,7 @@ def size(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 def stale_size(region: SimulatedRegion, fault: Fault, _: int) -> None:
     """Write a size that expects a replaced version; the control plane must refuse it."""
-    name = fault.target.partition(":")[2]
+    name = fault.name
     tasks = region.scenario.work.tasks[1] + 1
 
     async def ask(cp: ControlPlane, record: JobRecord) -> None:
@@ -139,7 +139,7 @@ def stale_size(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 def canary(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Start a canary of a few tasks, or end the current one."""
-    name = fault.target.partition(":")[2]
+    name = fault.name
     tasks, digest = 1 + number % 3, _image(region, name, _CANARY_IMAGES + number)
     ends = fault.value < _WITHDRAWN
 
@@ -159,7 +159,7 @@ def canary(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 def hold(region: SimulatedRegion, fault: Fault, _: int) -> None:
     """Hold the job for a while, or end the current hold."""
-    name = fault.target.partition(":")[2]
+    name = fault.name
     ends = fault.value < _WITHDRAWN
 
     async def ask(cp: ControlPlane, record: JobRecord) -> None:
@@ -177,7 +177,7 @@ def hold(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 def runtime(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Write the runtime for the next push."""
-    name = fault.target.partition(":")[2]
+    name = fault.name
     change = InfrastructureChange(runtime=f"r{number}")
 
     async def ask(cp: ControlPlane, _: JobRecord) -> None:
@@ -188,7 +188,7 @@ def runtime(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 def old_file(region: SimulatedRegion, fault: Fault, _: int) -> None:
     """Apply the owner's first job file, once other writers own push and size."""
-    name = fault.target.partition(":")[2]
+    name = fault.name
     owned = region.clients.jobs[name]
 
     async def ask(cp: ControlPlane, _: JobRecord) -> None:

@@ -206,7 +206,7 @@ async def test_a_crash_between_any_two_files_or_notes_leaves_at_most_one_store(
     counted(migrate_store, "_write")
     counted(Path, "replace")
     counted(migrate_store.shutil, "rmtree")
-    counted(migration, "copy")
+    counted(migration, "write_all")
     async with stopped_store(sqlite_of(both) if to_etcd else both) as store:
         before = await held(store)
     while True:

@@ -16,6 +16,11 @@ from click.testing import CliRunner
 from vm_lab import fleet
 
 
+@asynccontextmanager
+async def no_services(*_: object) -> AsyncIterator[dict[str, str]]:
+    yield {}
+
+
 @pytest.mark.behaviour("BUG-UX73")
 def test_it_ends_with_its_control_plane(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -36,6 +41,7 @@ def test_it_ends_with_its_control_plane(
             await fleet._stay(2)
 
     monkeypatch.setattr(fleet, "fleet", a_fleet)
+    monkeypatch.setattr(fleet, "services", no_services)
     asyncio.run(main())
     assert capsys.readouterr().err == "error: the control plane ended\n"
 
@@ -61,6 +67,7 @@ def test_sigterm_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.Mon
         raise AssertionError("SIGTERM would have ended the process at once")
 
     monkeypatch.setattr(fleet, "fleet", a_fleet)
+    monkeypatch.setattr(fleet, "services", no_services)
     before = signal.signal(signal.SIGTERM, ends_the_process)
     try:
         found = CliRunner().invoke(fleet.dev_command, ["--agents", "2"])

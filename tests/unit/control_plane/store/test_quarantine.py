@@ -13,10 +13,11 @@ from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Put
 from control_plane.store.memory import MemoryStore
-from control_plane.store.quarantine import _KINDS, quarantined, set_all_aside
+from control_plane.store.quarantine import quarantined, set_all_aside
 from control_plane.store.records import (
     CLOCK,
     FREED,
+    KINDS,
     PROMISES,
     REBALANCE,
     SCHEMAS,
@@ -33,7 +34,7 @@ DAMAGED = b"\x00 no record at all"
 
 def test_only_records_whose_loss_is_worse_than_a_failed_start_stay() -> None:
     """`JobRecord` is read from `jobs/`; the others say which store this is, and how old."""
-    left = set(SCHEMAS) - set(_KINDS.values())
+    left = set(SCHEMAS) - set(KINDS.values())
     assert left == {JobRecord, Restored, BrokerStoreNote, BrokerStoreOwner}
 
 

@@ -272,14 +272,14 @@ def test_a_task_ends_with_its_contact_although_requests_arrive(world: World, han
 
 def test_expired_tasks_end_before_renewed_contact_counts(world: World) -> None:
     machine = world.machine
-    machine.contact(True, 0.0)
+    machine.contact.changed(True, 0.0)
     agent.put_task(machine, "web-0", bound())
     world.wait(20)
     machine.hung_until = 60.0
-    machine.contact(False, 20.0)
+    machine.contact.changed(False, 20.0)
     world.wait(31)
     assert machine.copies["web-0"].alive
-    machine.contact(True, 0.0)
+    machine.contact.changed(True, 0.0)
     world.wait(5)
     assert machine.copies["web-0"].last_exit is not None
     assert not machine.copies["web-0"].alive

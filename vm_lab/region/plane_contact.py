@@ -1,0 +1,93 @@
+"""Contact of a modelled agent with its control plane, which some tasks must not outlive.
+
+The agent ends them; if it cannot, the fence does, a separate program (docs/adr/0024).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent import api
+from agent.api import DisconnectPolicy, TaskState
+
+if TYPE_CHECKING:
+    from vm_lab.region.machine import Copy, SimulatedMachine
+
+FENCE_S = 2.5
+"""Seconds after which the fence kills a task that should have ended (docs/adr/0024)."""
+_REASON = "the control plane was silent for as long as its job allows"
+
+
+class PlaneContact:
+    """Whether answers to the polls of a machine's agent arrive, and which tasks end if not."""
+
+    def __init__(self, machine: SimulatedMachine) -> None:
+        self._machine = machine
+        self._is_there = False
+        self._last = 0.0
+        """When contact was lost, if there is none now."""
+        self._contacts = 0
+
+    def changed(self, has_contact: bool, last_contact: float) -> None:
+        """Record that answers to polls arrive again, or that none has since `last_contact`.
+
+        Only answers count: an arriving request does not prove that answers arrive (docs/adr/0024).
+        When contact returns, tasks whose time ran out meanwhile are ended.
+        """
+        if has_contact == self._is_there:
+            return
+        late = [copy for copy in self._machine.copies.values() if self.ran_out(copy.spec)]
+        self._is_there = has_contact
+        self._contacts += 1
+        if has_contact:
+            for copy in late:
+                self._end_cut_off(copy)
+        else:
+            self._last = last_contact
+            for copy in self._machine.copies.values():
+                self.watch(copy)
+
+    def ran_out(self, spec: api.TaskSpec) -> bool:
+        """Return whether the control plane has been silent for longer than a task may run."""
+        after_s = patience_of(spec)
+        silent_s = self._machine.setting.timeline.now - self._last
+        return after_s is not None and not self._is_there and silent_s >= after_s
+
+    def watch(self, copy: Copy) -> None:
+        """Schedule the end of a task, in case the control plane stays silent for too long."""
+        after_s = patience_of(copy.spec)
+        if after_s is not None and copy.wanted and not self._is_there:
+            timeline, alone_s = self._machine.setting.timeline, copy.spec.stop_timeout_s + FENCE_S
+            timeline.at(self._last + after_s, self._cut_off, copy, self._contacts)
+            timeline.at(self._last + after_s + alone_s, self._fence, copy, self._contacts)
+
+    def _cut_off(self, copy: Copy, contacts: int) -> None:
+        machine = self._machine
+        works = machine.agent_up and machine.setting.timeline.now >= machine.hung_until
+        if contacts == self._contacts and works:
+            self._end_cut_off(copy)
+
+    def _end_cut_off(self, copy: Copy) -> None:
+        known = self._machine.copies.get(copy.task_id) is copy
+        if known and copy.wanted and copy.alive and self._machine.on and not copy.cut_off:
+            copy.cut_off, copy.reason = True, _REASON
+            self._machine.stop_processes(copy, self.cut_off_done)
+
+    def _fence(self, copy: Copy, contacts: int) -> None:
+        """Kill the remaining processes; the fence is a separate program and needs no agent."""
+        known = self._machine.copies.get(copy.task_id) is copy
+        if contacts == self._contacts and known and copy.alive and self._machine.on:
+            copy.turn += 1
+            copy.cut_off, copy.reason = True, _REASON
+            self.cut_off_done(copy)
+
+    def cut_off_done(self, copy: Copy) -> None:
+        """Record that a task was ended because the control plane was silent."""
+        copy.last_exit = api.Exit(result="cut-off", at=self._machine.wall())
+        self._machine.become(copy, TaskState.STOPPED, reason=copy.reason)
+
+
+def patience_of(spec: api.TaskSpec) -> float | None:
+    """Return the seconds that a task may run without its control plane; None: no limit."""
+    rule = spec.disconnect
+    return rule.after_s if rule.policy is DisconnectPolicy.STOP else None
