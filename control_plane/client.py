@@ -12,7 +12,8 @@ import msgspec
 
 from agent.api import ImageFormat, ImageInfo, Images, ImageSignature, Liveness, NamedImage
 from agent.api.exec import Window
-from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
+from control_plane.api.endpoints import Endpoints
+from control_plane.api.jobs import Jobs, JobSpec, JobStatus
 from control_plane.api.limits import Lift, LimitView, LimitViews
 from control_plane.api.machines import Token, TokenRequest
 from control_plane.api.operations import JobEvents, JobMove, MoveRequest, RestartRequest, TaskStory

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 
 from agent.api import Relaxation
 from control_plane.allocator.core.claims import Claims
-from control_plane.api.jobs import Endpoints, JobRecord, Jobs, JobSpec, JobStatus
+from control_plane.api.endpoints import Endpoints
+from control_plane.api.jobs import JobRecord, Jobs, JobSpec, JobStatus
 from control_plane.api.operations import JobEvents, RestartRequest, TaskStory
 from control_plane.api.watch import EndpointChanges
 from control_plane.discovery.discovery import Discovery

@@ -13,7 +13,7 @@ from typing import cast
 import dns.exception
 import dns.message
 
-from control_plane.api.jobs import Endpoints
+from control_plane.api.endpoints import Endpoints
 from resolver import dns_message
 from resolver.dns_message import DnsQuestion, Zone
 from resolver.zone import NO_SUCH_NAME, answer

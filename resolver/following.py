@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from control_plane.api.jobs import Endpoints
+from control_plane.api.endpoints import Endpoints
 from control_plane.api.watch import MAX_JOBS_WATCHED, EndpointChanges
 from wire.errors import Busy, TwineError
 

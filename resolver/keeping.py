@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from control_plane.api.jobs import Endpoints
+from control_plane.api.endpoints import Endpoints
 from resolver.following import ZoneFollower
 from resolver.proxies import Known, ProxiedService, Render, is_host
 from resolver.zone import ip_version

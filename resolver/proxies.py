@@ -15,7 +15,7 @@ from pathlib import Path
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from control_plane.api.jobs import Endpoint, Endpoints
+from control_plane.api.endpoints import Endpoint, Endpoints
 from control_plane.api.watch import MAX_JOBS_WATCHED
 from control_plane.api.weights import USUAL_WEIGHT
 from resolver.zone import ip_version, is_job_name

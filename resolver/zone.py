@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from control_plane.api.jobs import Endpoint, Endpoints
+from control_plane.api.endpoints import Endpoint, Endpoints
 from control_plane.api.policy import JobName
 from control_plane.api.weights import USUAL_WEIGHT
 

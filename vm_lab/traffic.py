@@ -16,7 +16,7 @@ import aiohttp
 import click
 import msgspec
 
-from control_plane.api.jobs import Endpoint, Endpoints
+from control_plane.api.endpoints import Endpoint, Endpoints
 from control_plane.client import ControlPlaneClient
 from wire.errors import TwineError, Unreachable
 

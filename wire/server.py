@@ -130,19 +130,30 @@ def make_app(
     for route in routes:
         endpoint = _Endpoint(route, handlers[route.name], authorize, fairness)
         app.router.add_route(route.method, route.path, endpoint.serve, expect_handler=_expected)
-    spec = msgspec.json.encode(document(title, version, routes))
+    _add_documents(app, msgspec.json.encode(document(title, version, routes)), authorize, metrics)
+    return app
 
-    async def openapi(request: web.Request) -> web.Response:
-        route = Route("openapi", "GET", "/openapi.json")
+
+def _add_documents(
+    app: web.Application,
+    spec: bytes,
+    authorize: Authorize,
+    metrics: Callable[[], bytes | Awaitable[bytes]] | None,
+) -> None:
+    """Add the API document, and the metrics if there are any."""
+
+    def check(request: web.Request, name: str) -> None:
+        route = Route(name, "GET", request.path)
         authorize(request, route)
         _check_parameters(route, request)
+
+    async def openapi(request: web.Request) -> web.Response:
+        check(request, "openapi")
         return web.Response(body=spec, content_type="application/json")
 
     async def scrape(request: web.Request) -> web.Response:
         assert metrics is not None
-        route = Route("metrics", "GET", "/metrics")
-        authorize(request, route)
-        _check_parameters(route, request)
+        check(request, "metrics")
         text = metrics()
         body = text if isinstance(text, bytes) else await text
         headers = {"Content-Type": "text/plain; version=0.0.4"}
@@ -151,7 +162,6 @@ def make_app(
     app.router.add_get("/openapi.json", openapi)
     if metrics is not None:
         app.router.add_get("/metrics", scrape)
-    return app
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,6 @@ from control_plane.api.policy import (
 from control_plane.api.policy import JobName as JobName
 from control_plane.api.updates import Rollout
 from control_plane.api.updates import UpdatePolicy as UpdatePolicy
-from control_plane.api.weights import USUAL_WEIGHT
 
 
 class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -351,28 +350,6 @@ class JobBriefs(msgspec.Struct, frozen=True, kw_only=True):
     """All jobs of the region, each in brief."""
 
     jobs: list[JobBrief]
-
-
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The address of one healthy task of a job."""
-
-    task: str
-    machine: str
-    host: str
-    """An address: the task's own if its network is private, else its machine's; or a name."""
-    ports: dict[str, int]
-    version: int
-    weight: int = USUAL_WEIGHT
-    """Its share of the requests relative to the other endpoints; a load test or a canary may change
-    it. 0: it gets no requests."""
-
-
-class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
-    """What discovery lists for a job, at a revision that rises with each change."""
-
-    job: str
-    revision: int
-    endpoints: list[Endpoint]
 
 
 def task_id(job: str, index: int) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from agent.api import Ack, ImageInfo, Images, ImageSignature, Liveness, NamedImage
 from agent.routes import JOIN_ROUTES
 from control_plane.api.capacity_routes import CAPACITY_ROUTES, PROFILE_ROUTES
+from control_plane.api.endpoints import Endpoints
 from control_plane.api.health_routes import HEALTH_ROUTES, LIMIT_ROUTES, RESTORED_ROUTES
 from control_plane.api.intent_routes import INTENT_ROUTES
-from control_plane.api.jobs import Endpoints, Jobs, JobSpec, JobStatus
+from control_plane.api.jobs import Jobs, JobSpec, JobStatus
 from control_plane.api.machine_routes import MACHINE_ROUTES
 from control_plane.api.machines import Token, TokenRequest
 from control_plane.api.maintenance_routes import MAINTENANCE_ROUTES

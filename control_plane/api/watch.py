@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.api import Count
-from control_plane.api.jobs import Endpoints
+from control_plane.api.endpoints import Endpoints
 from control_plane.api.policy import JobName
 
 MAX_JOBS_WATCHED = 1000

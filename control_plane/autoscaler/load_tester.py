@@ -13,7 +13,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from control_plane.api.jobs import Endpoints, JobPhase, JobStatus, task_id
+from control_plane.api.endpoints import Endpoints
+from control_plane.api.jobs import JobPhase, JobStatus, task_id
 from control_plane.api.load_tests import LoadTest, LoadTestRequest, LoadTestState, LoadTestStep
 from control_plane.api.weights import EndpointWeights
 from control_plane.autoscaler.core.load_testing import (

@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 
 from control_plane.agents.ports import KnownMachines
-from control_plane.api.jobs import Endpoint, Endpoints, JobRecord, TaskRecord, task_id
+from control_plane.api.endpoints import Endpoint, Endpoints
+from control_plane.api.jobs import JobRecord, TaskRecord, task_id
 from control_plane.api.machines import MachineRecord
 from control_plane.api.shards import ShardMapView
 from control_plane.api.watch import EndpointChanges

@@ -15,9 +15,10 @@ from typing import Any
 from aiohttp import web
 
 from agent.api import Ack, ImageFormat, ImageInfo, Images, Liveness
+from control_plane.api.endpoints import Endpoints
 from control_plane.api.intent_changes import JobIntents, SizeChanges, SizesWritten
 from control_plane.api.intents import Dimension
-from control_plane.api.jobs import Endpoints, JobRecord
+from control_plane.api.jobs import JobRecord
 from control_plane.api.people import IssuedCredential
 from control_plane.api.routes import ROUTES
 from control_plane.api.shards import ShardMapView

@@ -220,40 +220,45 @@ class OpsPlanner:
             if plan.state is PlanState.CANCELLED:
                 await self._end_cancelled(plan)
                 return
-            now, waits = self._runtime.date(), ""
-            for wave in self._waves_of(plan):
-                await self._runtime.checkpoint()
-                if wave.state is WaveState.WAITING:
-                    waves = self._waves_of(plan)
-                    if is_enough(plan, waves, self._hosts.of(plan, waves)):
-                        await self._put_wave(replace(wave, state=WaveState.CANCELLED, ended=now))
-                        continue
-                    await self._announce(plan, wave, now)
-                    if is_one_by_one(plan.request):
-                        break
-                elif wave.state is WaveState.ANNOUNCED:
-                    await self._announce_missing(plan, wave)
-                    then = advance(plan, wave, self._hosts.of(plan, [wave]), now)
-                    if then.close:
-                        await self._outages.end_plan(then.close, name)
-                    waits = waits or then.waits
-                    if then.finish:
-                        await self._put_wave(replace(wave, state=WaveState.DONE, ended=now))
-                        log.info("wave is over", extra={"plan": name, "wave": wave.number})
-                    elif is_one_by_one(plan.request):
-                        break
-                elif wave.left_out:  # they may be back by now
-                    back = advance(plan, wave, self._hosts.of(plan, [wave]), now).close
-                    await self._outages.end_plan(back, name)
+            waits = await self._advance_waves(plan)
             open_waves = [w for w in self._waves_of(plan) if w.ended is None]
             state = PlanState.PAUSED if waits else PlanState.RUNNING
             changed = replace(plan, state=state, detail=waits)
             if not open_waves and plan.request.work is not Work.POWER_CAP:
-                changed = replace(changed, state=PlanState.DONE, ended=now)
+                changed = replace(changed, state=PlanState.DONE, ended=self._runtime.date())
             if changed != plan:
                 await self._plans.commit(name, changed)
                 if waits and waits != plan.detail:
                     log.warning("plan pauses", extra={"plan": name, "reason": waits})
+
+    async def _advance_waves(self, plan: PlanRecord) -> str:
+        """Carry out the next step of each wave that may continue; return why the plan pauses."""
+        now, waits = self._runtime.date(), ""
+        for wave in self._waves_of(plan):
+            await self._runtime.checkpoint()
+            if wave.state is WaveState.WAITING:
+                waves = self._waves_of(plan)
+                if is_enough(plan, waves, self._hosts.of(plan, waves)):
+                    await self._put_wave(replace(wave, state=WaveState.CANCELLED, ended=now))
+                    continue
+                await self._announce(plan, wave, now)
+                if is_one_by_one(plan.request):
+                    break
+            elif wave.state is WaveState.ANNOUNCED:
+                await self._announce_missing(plan, wave)
+                then = advance(plan, wave, self._hosts.of(plan, [wave]), now)
+                if then.close:
+                    await self._outages.end_plan(then.close, plan.name)
+                waits = waits or then.waits
+                if then.finish:
+                    await self._put_wave(replace(wave, state=WaveState.DONE, ended=now))
+                    log.info("wave is over", extra={"plan": plan.name, "wave": wave.number})
+                elif is_one_by_one(plan.request):
+                    break
+            elif wave.left_out:  # they may be back by now
+                back = advance(plan, wave, self._hosts.of(plan, [wave]), now).close
+                await self._outages.end_plan(back, plan.name)
+        return waits
 
     async def _announce(self, plan: PlanRecord, wave: WaveRecord, now: float) -> None:
         """Begin a wave: it is stored first, so that after a crash the same wave is announced."""

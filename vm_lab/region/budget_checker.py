@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agent.api import TaskState
-from control_plane.api.jobs import Endpoints
+from control_plane.api.endpoints import Endpoints
 from vm_lab.region.applications import NOTICE_S
 from vm_lab.region.standing import LAG_S
 

@@ -15,7 +15,7 @@ import msgspec
 
 from agent import api
 from agent.api import Health, ProfileState
-from control_plane.api.jobs import Endpoints
+from control_plane.api.endpoints import Endpoints
 from control_plane.store.protocol import Operation, Put
 from vm_lab.region.budget_checker import BudgetChecker
 from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agent import api
-from control_plane.api.jobs import Endpoints
+from control_plane.api.endpoints import Endpoints
 from control_plane.store.protocol import Operation
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from msgspec import Struct
 from msgspec.structs import replace
 
-from control_plane.api.autoscale import AutoscaleMode, starting_size
 from control_plane.api.intent_changes import CanaryChange, IntentChange, PushChange, SizeChange
 from control_plane.api.intents import CanaryIntent, Dimension, SizeIntent
 from control_plane.api.jobs import JobRecord, JobSpec
@@ -30,6 +29,13 @@ from control_plane.job_control.core.intents import (
     written,
 )
 from control_plane.scheduler.core.job_check import same_tasks
+from control_plane.scheduler.core.job_size import (
+    check_bounds,
+    check_order,
+    is_autoscaled,
+    owns_size,
+    size_of_file,
+)
 from control_plane.scheduler.core.release import back_to, begun, resumed, returned, with_version
 from wire.errors import Conflict, InvalidInput, NotFound
 
@@ -70,7 +76,7 @@ def applied(spec: JobSpec, writer: str, now: float, *, is_new: bool = False) -> 
         if is_new and known is not None:
             owner = known.spec.entitlement
             raise Conflict(f"there is a job {spec.name!r} already, in entitlement {owner}")
-        return replace(spec, tasks=_size_of_file(spec, known, writer))
+        return replace(spec, tasks=size_of_file(spec, known, writer))
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
         after, is_new = _changed(known, replace(spec, tasks=known.spec.tasks)), not known.intents
@@ -78,7 +84,7 @@ def applied(spec: JobSpec, writer: str, now: float, *, is_new: bool = False) -> 
             check_writer(known, Dimension.PUSH, writer)
         if after.version != known.version or (is_new and not known.tasks):
             after = pushed(after, writer, now)
-        is_given_back = is_autoscaled(spec) and _owns_size(known, writer)
+        is_given_back = is_autoscaled(spec) and owns_size(known, writer)
         is_new_size = spec.tasks != size_of(known).tasks or is_given_back
         if is_new_size or (is_new and not known.tasks):
             size = replace(size_of(known), tasks=spec.tasks)
@@ -193,9 +199,9 @@ def sizing(name: str, change: SizeChange, writer: str, now: float) -> JobChange:
     def checked(known: JobRecord | None) -> JobSpec:
         record = not_stopping(_existing(known, name))
         check_writer(record, Dimension.SIZE, writer, change)
-        _check_order(record, change, size(record))
+        check_order(record, change, size(record))
         tasks = size(record).wanted
-        _check_bounds(record, tasks)
+        check_bounds(record, tasks)
         return replace(record.spec, tasks=tasks)
 
     def record(known: JobRecord, _: JobSpec) -> JobRecord:
@@ -350,56 +356,6 @@ def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:
 def _with_runtime(record: JobRecord, spec: JobSpec) -> JobSpec:
     """Return the specification with the runtime that the operators want now (JC9)."""
     return replace(spec, runtime=runtime_of(record) or record.spec.runtime)
-
-
-def _size_of_file(spec: JobSpec, known: JobRecord | None, writer: str) -> int:
-    """Return the size that a job has once its file is applied."""
-    if known is None:
-        return starting_size(spec.autoscale, spec.tasks, None)
-    if is_autoscaled(known.spec):
-        return starting_size(spec.autoscale, spec.tasks, known.spec.tasks)
-    if _may_size(known, writer):
-        return starting_size(spec.autoscale, spec.tasks, None)
-    return known.spec.tasks
-
-
-def _check_order(record: JobRecord, change: SizeChange, size: SizeIntent) -> None:
-    """Raise `InvalidInput` for new bounds with the minimum above the maximum."""
-    least, most = size.minimum, size.maximum
-    is_new = change.minimum is not None or change.maximum is not None
-    if is_new and least is not None and most is not None and least > most:
-        raise InvalidInput(
-            f"cannot write the size of job {record.name!r}: its minimum of {least} would be above"
-            f" its maximum of {most}",
-            hint="give --minimum and --maximum together",
-        )
-
-
-def _check_bounds(record: JobRecord, tasks: int) -> None:
-    policy = record.spec.autoscale
-    if policy is None or not is_autoscaled(record.spec):
-        return
-    if not policy.minimum <= tasks <= policy.maximum:
-        raise Conflict(
-            f"cannot resize job {record.name!r} to {tasks} tasks: its [autoscale] bounds are"
-            f" {policy.minimum} to {policy.maximum}",
-            hint="change minimum or maximum in its file, and apply it",
-        )
-
-
-def is_autoscaled(spec: JobSpec) -> bool:
-    """Return whether the autoscaler sets the size of a job."""
-    return spec.autoscale is not None and spec.autoscale.mode is AutoscaleMode.APPLY
-
-
-def _owns_size(known: JobRecord, writer: str) -> bool:
-    size = known.intents.get(Dimension.SIZE)
-    return size is not None and size.is_owned and size.writer == writer
-
-
-def _may_size(known: JobRecord, writer: str) -> bool:
-    size = known.intents.get(Dimension.SIZE)
-    return size is None or not size.is_owned or size.writer == writer
 
 
 def _existing(known: JobRecord | None, name: str) -> JobRecord:

@@ -38,12 +38,11 @@ from control_plane.agents.region import Region as SharedRegion
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.transactions import Allocations
+from control_plane.api.endpoints import Endpoint, Endpoints
 from control_plane.api.intent_changes import IntentView, JobIntents, SizeChange, TaskCount
 from control_plane.api.intents import StoredIntent
 from control_plane.api.inventory import MachineScope
 from control_plane.api.jobs import (
-    Endpoint,
-    Endpoints,
     JobBrief,
     JobBriefs,
     JobPhase,

@@ -21,7 +21,7 @@ import dns.rcode
 import pytest
 from msgspec.structs import replace
 
-from control_plane.api.jobs import Endpoint
+from control_plane.api.endpoints import Endpoint
 from control_plane.job_control.core.traffic import weights_of
 from tests.ports import free_port
 

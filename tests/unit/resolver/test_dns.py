@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from control_plane.api.jobs import Endpoint, Endpoints
+from control_plane.api.endpoints import Endpoint, Endpoints
 from resolver.dns_message import MAX_ANSWERS, UDP_PAYLOAD, Zone
 from resolver.dns_server import DnsServer
 from resolver.zone import subject

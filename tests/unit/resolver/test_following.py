@@ -9,7 +9,7 @@ import pytest
 from test_dns import an_endpoint
 from virtual_time import run
 
-from control_plane.api.jobs import Endpoints
+from control_plane.api.endpoints import Endpoints
 from control_plane.api.watch import MAX_JOBS_WATCHED, EndpointChanges
 from resolver.following import IDLE_S, ZoneFollower
 from wire.errors import Busy, Unreachable

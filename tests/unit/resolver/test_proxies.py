@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from test_dns import WEB
 
-from control_plane.api.jobs import Endpoints
+from control_plane.api.endpoints import Endpoints
 from resolver import proxies
 from wire.errors import InvalidInput
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pytest_mock import MockerFixture
 from test_dns import WEB
 
-from control_plane.api.jobs import Endpoint, Endpoints
+from control_plane.api.endpoints import Endpoint, Endpoints
 from control_plane.api.watch import EndpointChanges
 from resolver import keeping, proxies
 from resolver.cli import main

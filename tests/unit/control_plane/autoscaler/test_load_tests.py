@@ -11,14 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 from virtual_time import run
 
-from control_plane.api.jobs import (
-    Endpoint,
-    Endpoints,
-    JobPhase,
-    JobRecord,
-    JobSpec,
-    JobStatus,
-)
+from control_plane.api.endpoints import Endpoint, Endpoints
+from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus
 from control_plane.api.load_tests import LoadTest, LoadTestRequest, LoadTestState, LoadTestStep
 from control_plane.api.weights import EndpointWeights
 from control_plane.autoscaler.core.load_testing import beyond, capacity, multiples, weights_for

@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from control_plane.api.jobs import Endpoint, Endpoints, JobPhase, JobRecord, JobSpec, JobStatus
+from control_plane.api.endpoints import Endpoint, Endpoints
+from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus
 from control_plane.api.people import CurrentUser, Role
 from control_plane.api.plans import JobPlan
 from control_plane.cli import main

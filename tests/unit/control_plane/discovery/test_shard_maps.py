@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from virtual_time import run
 from world import World, a_job, a_region, scenario
 
-from control_plane.api.jobs import Endpoints
+from control_plane.api.endpoints import Endpoints
 from control_plane.api.shards import PARTS, part_of, parts_of
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import SHARDS, encode

@@ -7,15 +7,8 @@ from msgspec.structs import replace
 
 from agent import api
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.jobs import (
-    Endpoint,
-    Endpoints,
-    JobRecord,
-    JobSpec,
-    Placement,
-    TaskRecord,
-    UpdatePolicy,
-)
+from control_plane.api.endpoints import Endpoint, Endpoints
+from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskRecord, UpdatePolicy
 from control_plane.scheduler.core.rollout import summarize
 from control_plane.store import Put
 from vm_lab.region import agent, quiescence, scenario
