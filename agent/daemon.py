@@ -12,7 +12,6 @@ import grp
 import logging
 import os
 import signal
-import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -40,12 +39,12 @@ from wire.admission import ConnectionAdmission
 from wire.client import WireClient
 from wire.errors import Busy, ConfigError, HostError, NotBtrfs, TwineError, Unprocessable
 from wire.limits import LOCAL, ConnectionLimits, raise_descriptor_limit
+from wire.listen import BACKLOG, local_socket
 from wire.server import http_log
 
 log = logging.getLogger(__name__)
 
 _http_log = http_log(__name__)
-_BACKLOG = 4096
 _LIMITS = ConnectionLimits(connections=512, pending=128, unproved_per_address=64, per_peer=384)
 """Only the control plane calls an agent over TCP, and an agent must use little memory."""
 TLS_RETRY_S = 10.0
@@ -144,16 +143,7 @@ class Agent:
     async def _serve_socket(self, runner: web.AppRunner, stack: AsyncExitStack) -> None:
         path = Path(self.config.socket)
         with _usable("socket", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-            before = os.umask(0o177)
-            try:
-                listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                stack.callback(listener.close)
-                listener.bind(str(path))
-                listener.listen(_BACKLOG)
-            finally:
-                os.umask(before)
+            listener = stack.enter_context(local_socket(path))
         try:
             let_group(path, grp.getgrnam(self.config.socket_group).gr_gid)
         except (KeyError, OSError) as e:
@@ -163,7 +153,6 @@ class Agent:
             )
         admission = ConnectionAdmission(runner, listener, None, LOCAL, _http_log)
         await stack.enter_async_context(admission)
-        stack.callback(path.unlink, missing_ok=True)
 
     async def _serve_tls_forever(self, runner: web.AppRunner, parts: HostParts) -> None:
         """Serve TLS and try again after a failure; tools on the host do not need TLS (AG4)."""
@@ -182,7 +171,7 @@ class Agent:
             await pause(JOIN_POLL_S)
         host, port = self.config.address()
         tls = self.identity.server_context()
-        listener = listen((host, port), _BACKLOG)
+        listener = listen((host, port), BACKLOG)
         limits = _LIMITS.within(raise_descriptor_limit())
         async with ConnectionAdmission(runner, listener, tls, limits, _http_log):
             at, own_port = listener.getsockname()[:2]
@@ -242,8 +231,9 @@ def _usable(setting: str, path: Path) -> Iterator[None]:
     """Raise `HostError` if a path of the configuration cannot be used."""
     try:
         yield
-    except (OSError, ValueError) as e:
-        why = e.strerror if isinstance(e, OSError) and e.strerror else e
+    except (OSError, ValueError, ConfigError) as e:
+        cause = e.__cause__ or e
+        why = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
         raise HostError(
             f"{setting} = {str(path)!r} cannot be used: {why}",
             hint="correct it; `twine-agent config show --origin` shows where it is set",

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from wire.durable import sync_folder
 from wire.errors import Forbidden, HostError
 
 
@@ -34,7 +35,7 @@ class Disk:
                 with contextlib.suppress(OSError):
                     temporary.unlink()  # it may use the last free space
                 raise
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
 
     def append(self, path: Path, line: str) -> None:
         """Append one line to a file, or leave the file unchanged on an error."""
@@ -52,7 +53,7 @@ class Disk:
                         file.truncate(length)
                     raise
             if fresh:
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
 
     def reserve(self, path: Path, size: int) -> None:
         """Create a file that reserves `size` bytes of the disk, unless it exists."""
@@ -74,7 +75,7 @@ class Disk:
         with translated(f"cannot remove {path}"):
             path.unlink(missing_ok=True)
             if path.parent.exists():
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
 
 
 def _keep_owner(fd: int, path: Path) -> None:
@@ -90,14 +91,6 @@ def is_full(error: HostError) -> bool:
     """Return whether a file was not written for lack of space, or of quota."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager

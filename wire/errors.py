@@ -30,6 +30,7 @@ status (RFC 9110); `exit_code` is that of the command line tools (docs/operating
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
@@ -268,3 +269,9 @@ def from_problem(problem: Problem) -> TwineError:
     error = kind(problem.detail, hint=problem.hint, errors=problem.errors)
     error.request_id = problem.request_id
     return error
+
+
+def some_of(names: Sequence[object], most: int = 5) -> str:
+    """Return the first `most` names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more

@@ -126,7 +126,8 @@ def _remove_dead(path: Path) -> None:
     if not path.exists():
         return
     if not stat.S_ISSOCK(path.stat().st_mode):
-        raise ConfigError(f"cannot listen on {path}: it is a file, not a socket")
+        kind = "folder" if path.is_dir() else "file"
+        raise ConfigError(f"cannot listen on {path}: it is a {kind}, not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))

@@ -17,7 +17,7 @@ from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.unavailability import DRAINING, began, ended, of_plan
 from control_plane.broker.many import change_each
 from control_plane.runtime.runtime import Runtime
-from wire.errors import FieldError, InvalidInput, NotFound
+from wire.errors import FieldError, InvalidInput, NotFound, some_of
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,7 @@ class Outages:
         unknown = [name for name in names if self._brokers.table.find(name) is None]
         if unknown:
             raise NotFound(
-                f"there is no machine {', '.join(map(repr, unknown[:5]))}"
-                + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""),
+                f"there is no machine {some_of([repr(name) for name in unknown])}",
                 errors=tuple(FieldError(field=n, reason="is not known") for n in unknown),
             )
         found = set(names)

@@ -27,14 +27,21 @@ from agent.api import DIGEST_PATTERN, ImageFormat, ImageInfo, Images, ImageSigna
 from agent.api.signing import MAX_SIGNATURES
 from control_plane.images.names import ImageNames
 from wire import durable
-from wire.errors import Conflict, HostError, InvalidInput, NotFound, TooLarge, Unprocessable
+from wire.errors import (
+    Conflict,
+    HostError,
+    InvalidInput,
+    NotFound,
+    TooLarge,
+    Unprocessable,
+    some_of,
+)
 from wire.signatures import is_signed
 
 log = logging.getLogger(__name__)
 
 MAX_IMAGE_BYTES = 16 << 30
 CHUNK_BYTES = 1 << 20
-_NAMED = 5
 """Jobs named in the refusal to remove an image."""
 _DIGEST = re.compile(DIGEST_PATTERN)
 
@@ -140,10 +147,8 @@ class ImageStore:
         """
         known = await self._get(digest, "twinectl image list")
         if jobs := users(digest):
-            named = ", ".join(jobs[:_NAMED])
-            more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
             raise Conflict(
-                f"cannot remove image {digest}: job {named}{more} uses it",
+                f"cannot remove image {digest}: job {some_of(jobs)} uses it",
                 hint="stop these jobs, or apply them with another image and wait for the update",
             )
         try:

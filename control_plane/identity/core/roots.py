@@ -26,7 +26,7 @@ from control_plane.identity.core.certificates import (
     root_name,
 )
 from wire import pins
-from wire.errors import Conflict
+from wire.errors import Conflict, some_of
 
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]{1,32})-----[^-]{1,8192}-----END \1-----\n?")
 _NAMED = 3
@@ -179,14 +179,9 @@ def _locked_out(
 ) -> list[str]:
     found = []
     if hosts:
-        found.append(f"{len(hosts)} hosts {hosts_why}: {_some(sorted(hosts))}")
+        found.append(f"{len(hosts)} hosts {hosts_why}: {some_of(sorted(hosts), _NAMED)}")
     names = sorted({f"{c.role} {c.name}" for c in old})
     found += [f"the credential of {name} {old_why}" for name in names[:_NAMED]]
     if len(names) > _NAMED:
         found.append(f"and the credentials of {len(names) - _NAMED} others")
     return found
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from control_plane.api.maintenance import Held, JobImpact
-from control_plane.ops_planner.core.waves import named
+from wire.errors import some_of
 
 LARGE_SHARE = 0.25
 """A wave with a larger share of the region's machines needs an override: a quarter of a data
@@ -103,10 +103,10 @@ def overlaps(machines: Mapping[str, Sequence[str]], jobs: Mapping[str, Sequence[
     found = []
     for plan, shared in sorted(machines.items()):
         found.append(
-            f"{plan}: it also has {len(shared)} of these machines ({named(sorted(shared))}); tasks "
-            "leave once, by the earlier deadline"
+            f"{plan}: it also has {len(shared)} of these machines ({some_of(sorted(shared))}); "
+            "tasks leave once, by the earlier deadline"
         )
     for plan, shared in sorted(jobs.items()):
-        names = named(sorted(shared))
+        names = some_of(sorted(shared))
         found.append(f"{plan}: takes machines of the same jobs: {names}; one budget is for both")
     return found

@@ -27,11 +27,10 @@ from control_plane.api.maintenance import (
     Within,
     Work,
 )
-from wire.errors import InvalidInput
+from wire.errors import InvalidInput, some_of
 
 _BY_REBOOT = (Work.KERNEL, Work.FIRMWARE)
 _BY_EMPTY = (Work.REFRESH, Work.DECOMMISSION, Work.POWER_CAP)
-_NAMED = 5
 """Machines that a sentence names."""
 
 
@@ -194,13 +193,7 @@ def _over_at(wave: WaveRecord, plan: PlanRecord) -> float:
 
 def _not_back(late: Sequence[str], wave: WaveRecord) -> str:
     count = f"{len(late)} of {len(wave.machines)} machines"
-    return f"wave {wave.number}: {count} are not back: {named(late)}"
-
-
-def named(names: Sequence[str]) -> str:
-    """Return the first names as text, and how many more there are."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    return f"wave {wave.number}: {count} are not back: {some_of(late)}"
 
 
 def check_request(request: MaintenanceRequest) -> None:

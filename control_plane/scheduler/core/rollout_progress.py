@@ -10,8 +10,8 @@ from control_plane.scheduler.core.new_tasks import is_new, is_of, serves
 from control_plane.scheduler.core.operations import is_going
 from control_plane.scheduler.core.rollout import UNPLACED
 from control_plane.scheduler.core.task_versions import canaries, is_here
+from wire.errors import some_of
 
-_NAMED = 5
 """Tasks that a text names."""
 
 
@@ -92,11 +92,8 @@ def _describe_unplaced(record: JobRecord, rollout: Rollout) -> str:
 
 
 def _named(indexes: list[int]) -> str:
-    first = ", ".join(str(index) for index in indexes[:_NAMED])
-    if len(indexes) == 1:
-        return f"task {first} has"
-    more = f" and {len(indexes) - _NAMED} more" if len(indexes) > _NAMED else ""
-    return f"tasks {first}{more} have"
+    named = some_of(indexes)
+    return f"task {named} has" if len(indexes) == 1 else f"tasks {named} have"
 
 
 def _describe_canaries(record: JobRecord, rollout: Rollout, now: Moment) -> str:

@@ -26,7 +26,7 @@ async def test_one_agent_at_a_time_uses_a_state_folder(host: FakeHost) -> None:
         assert services.ready
 
 
-@pytest.mark.behaviour("BUG-AG81")
+@pytest.mark.behaviour("BUG-AG81", "BUG-AG104")
 @pytest.mark.parametrize(
     ("setting", "path", "why"),
     [
@@ -35,7 +35,8 @@ async def test_one_agent_at_a_time_uses_a_state_folder(host: FakeHost) -> None:
         ("state_dir", "a\0b", "embedded null byte"),
         ("socket", "file/a.sock", "File exists"),
         ("socket", "a" * 120, "AF_UNIX path too long"),
-        ("socket", "", "Is a directory"),
+        ("socket", "", "cannot listen on {}: it is a folder, not a socket"),
+        ("socket", "file", "cannot listen on {}: it is a file, not a socket"),
     ],
 )
 async def test_a_path_that_cannot_be_used_is_named_with_its_setting(
@@ -50,5 +51,5 @@ async def test_a_path_that_cannot_be_used_is_named_with_its_setting(
     except* HostError as group:
         found = list(group.exceptions)
     assert [str(e) for e in found] == [
-        f"{setting} = {str(host.folder / path)!r} cannot be used: {why}"
+        f"{setting} = {str(host.folder / path)!r} cannot be used: {why.format(host.folder / path)}"
     ]
