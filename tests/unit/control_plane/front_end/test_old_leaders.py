@@ -87,7 +87,7 @@ async def test_a_core_that_lost_its_lease_passes_no_request_on_to_a_shard() -> N
         processes=processes,
         shards=SimpleNamespace(number_of_job=lambda _: 1),
         role=SimpleNamespace(runs=lambda _: False),
-        maintenance=SimpleNamespace(),
+        maintenance=SimpleNamespace(previewer=SimpleNamespace()),
         followed=followed,
     )
     connect: Any = lambda *_: shard  # noqa: E731
