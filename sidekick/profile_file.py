@@ -108,7 +108,7 @@ def read_file(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts
         text, origin = render_template(path, text, facts)
     raw = _parsed(path, text, origin)
     file = ProfileFile(name, path, TomlLines(text), origin)
-    _Reader(file, kinds, facts).read(raw)
+    _ProfileReader(file, kinds, facts).read(raw)
     return file
 
 
@@ -124,7 +124,7 @@ def _parsed(path: str, text: str, origin: TemplateLines | None) -> Table:
         raise ConfigError(f"profile {path} {kind}: {mapped(str(e))}") from e
 
 
-class _Reader:
+class _ProfileReader:
     """Evaluates and decodes the tables of one file, and records its errors."""
 
     def __init__(self, file: ProfileFile, kinds: Mapping[str, Section], facts: Facts) -> None:

@@ -23,7 +23,7 @@ from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.capacity import micro
 from control_plane.broker.core.unavailability import MOVING, leaving
 from control_plane.portal.core.grants import MachineClass
-from control_plane.portal.core.pools import Held, Quota
+from control_plane.portal.core.pools import HeldCapacity, Quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class QuotaUsage:
         special = self._special.get(name)
         return special is not None and special.leaves
 
-    def held(self, pool: str, quota: Quota) -> Held:
+    def held(self, pool: str, quota: Quota) -> HeldCapacity:
         """Return the amounts that count against a pool's quota."""
         found = self._index.pool(pool)
-        held = Held(found.size, found.micro_rru, Counter(found.per_type))
+        held = HeldCapacity(found.size, found.micro_rru, Counter(found.per_type))
         for machine in self.uncounted(pool, quota):
             held.add(machine.capacity.machine_type, machine.capacity.rru, -1)
         for machine in self._lent(pool):

@@ -22,7 +22,7 @@ from control_plane.api.capacity import (
 from control_plane.api.capacity_report import CapacityReport, PowerBudget
 from control_plane.api.machines import MachineRecord
 from control_plane.portal.core.grants import Shortage, Supply, rru_of, unkept
-from control_plane.portal.core.pools import Held, pool_of, pool_quotas
+from control_plane.portal.core.pools import HeldCapacity, pool_of, pool_quotas
 from control_plane.portal.core.report import PortalReport, Used
 from control_plane.portal.portal import MANY, Person, Portal, Use
 from control_plane.runtime.runtime import Runtime
@@ -105,7 +105,7 @@ class CapacityService:
         pool, specs = pool_of(name, spec), {**self.portal.specs(), name: spec}
         if pool not in specs:
             return []
-        held = Held()
+        held = HeldCapacity()
         for machine in self._sources.held(pool):
             held.add(machine.machine_type, rru_of(machine))
         return [

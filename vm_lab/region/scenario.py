@@ -26,11 +26,11 @@ Controller = Literal["shards", "quorum", "stateless", "never"]
 """Kinds of ready controllers (vm_lab/region/applications.py)."""
 
 
-class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _ScenarioTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the tables of a scenario file."""
 
 
-class Shape(_Written, frozen=True, kw_only=True):
+class Shape(_ScenarioTable, frozen=True, kw_only=True):
     """Numbers of locations and machines."""
 
     regions: Count = 1
@@ -46,7 +46,7 @@ class Shape(_Written, frozen=True, kw_only=True):
     """Number of data centers whose broker has a store of its own."""
 
 
-class ScenarioWork(_Written, frozen=True, kw_only=True):
+class ScenarioWork(_ScenarioTable, frozen=True, kw_only=True):
     """Entitlements and jobs."""
 
     entitlements: Count = 2
@@ -90,7 +90,7 @@ class ScenarioWork(_Written, frozen=True, kw_only=True):
     """Share of the entitlements whose profile needs a reboot."""
 
 
-class RoleCounts(_Written, frozen=True, kw_only=True):
+class RoleCounts(_ScenarioTable, frozen=True, kw_only=True):
     """Numbers of processes of the control plane, if it runs as several processes."""
 
     core: Annotated[int, Meta(ge=1, le=5)] = 3
@@ -101,7 +101,7 @@ class RoleCounts(_Written, frozen=True, kw_only=True):
     """Replicas of each of these shards."""
 
 
-class FaultRate(_Written, frozen=True, kw_only=True):
+class FaultRate(_ScenarioTable, frozen=True, kw_only=True):
     """One kind of fault."""
 
     kind: Name
@@ -114,7 +114,7 @@ class FaultRate(_Written, frozen=True, kw_only=True):
     """Kinds of targets, drawn evenly: machine, rack, msb, datacenter, region, job, store."""
 
 
-class Scenario(_Written, frozen=True, kw_only=True):
+class Scenario(_ScenarioTable, frozen=True, kw_only=True):
     """A region, its jobs, and the faults of both."""
 
     name: str = ""

@@ -37,7 +37,7 @@ class Quota:
             and self.region in (None, region)
         )
 
-    def excess(self, held: Held) -> list[str]:
+    def excess(self, held: HeldCapacity) -> list[str]:
         """Describe what is held beyond a quota that was made smaller."""
         found = list[str]()
         if self.machines is not None and held.machines > self.machines:
@@ -52,7 +52,7 @@ class Quota:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldCapacity:
     """The amounts that count against a quota."""
 
     machines: int = 0

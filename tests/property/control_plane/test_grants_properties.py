@@ -15,7 +15,7 @@ from control_plane.portal.core.grants import (
     shortage,
     unkept,
 )
-from control_plane.portal.core.pools import MICRO, Held, Quota, pool_quotas
+from control_plane.portal.core.pools import MICRO, HeldCapacity, Quota, pool_quotas
 from control_plane.portal.core.raises import asks_for_more
 
 TYPES = ["skylake", "icelake", "milan"]
@@ -216,7 +216,7 @@ def test_no_more_is_held_than_the_quota_and_no_limit_is_missed(spec, offered):
     held: list[tuple[str, float]] = []
     for machine_type, rru in offered:
         within = _within(quota, [*held, (machine_type, float(rru))])
-        after = Held()
+        after = HeldCapacity()
         for each in (*held, (machine_type, float(rru))):
             after.add(*each)
         allowed = quota.allows(machine_type, quota.datacenter or "dc1", quota.region or "west")

@@ -13,7 +13,7 @@ from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.promises import PromiseKeeper
 from control_plane.broker.core.assignment import FREE
 from control_plane.portal.core.grants import MachineClass, Promises, quota_left
-from control_plane.portal.core.pools import MICRO, Held, Quota
+from control_plane.portal.core.pools import MICRO, HeldCapacity, Quota
 from control_plane.runtime.runtime import Runtime
 
 pytestmark = pytest.mark.behaviour("CP7")
@@ -64,7 +64,7 @@ def test_taking_unpromised_machines_breaks_no_promise(supply, quotas):
 def allows(quota: Quota, held: Counter[MachineClass], kind: MachineClass) -> bool:
     if not quota.allows(kind.machine_type, kind.datacenter, kind.region):
         return False
-    after = Held()
+    after = HeldCapacity()
     for each in (*held.elements(), kind):
         after.add(each.machine_type, each.micro_rru / MICRO)
     return not quota.excess(after)

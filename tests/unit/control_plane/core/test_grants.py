@@ -19,7 +19,14 @@ from control_plane.portal.core.grants import (
     shortage,
     unkept,
 )
-from control_plane.portal.core.pools import MICRO, Held, Quota, members, pool_of, pool_quotas
+from control_plane.portal.core.pools import (
+    MICRO,
+    HeldCapacity,
+    Quota,
+    members,
+    pool_of,
+    pool_quotas,
+)
 from control_plane.portal.core.raises import asks_for_more
 from control_plane.portal.supply import SupplyIndex
 
@@ -193,7 +200,7 @@ def test_two_reservations_stack_on_one_materialization():
 @pytest.mark.behaviour("MO6", "CP3")
 def test_a_quota_in_rru_and_one_by_type_are_both_enforced():
     quota = Quota(machines=4, per_type={"a": 2, "b": 3}, rru=10.0)
-    held = Held()
+    held = HeldCapacity()
     for machine_type, rru in (("a", 1.5), ("a", 1), ("b", 1), ("b", 6.5)):
         held.add(machine_type, rru)
     assert not quota.excess(held)
@@ -239,7 +246,7 @@ def test_machines_promised_in_one_region_are_short_only_there():
 
 @pytest.mark.behaviour("MO6")
 def test_fractions_of_rru_add_up_without_an_error():
-    held = Held()
+    held = HeldCapacity()
     for _ in range(10):
         held.add("a", 0.1)
     assert not Quota(rru=1.0).excess(held)
