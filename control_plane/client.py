@@ -83,7 +83,7 @@ class ControlPlaneClient(
     async def change_job(self, verb: str, job: str, expect: int | None = None) -> JobStatus:
         """`pause`, `resume`, `restart` or `rollback` a job.
 
-        `expect`, for `pause` and `resume`: only if the job is at this version.
+        `expect`: only if the job is at this version.
         """
         return await self.ask(JobStatus, f"{verb}_job", job=job, expect=expect)
 

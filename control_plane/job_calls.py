@@ -74,15 +74,19 @@ class JobCalls:
         """Pause the update of a job, or resume it; `expect`: only if it is at this version."""
         return self._status(await self._control.pause(name, held_back=paused, expect=expect))
 
-    async def restart_job(self, name: str, writer: str = "") -> JobStatus:
-        """Restart every task of a job, like an update."""
-        return self._status(await self._control.restart(name, writer))
+    async def restart_job(
+        self, name: str, writer: str = "", expect: int | None = None
+    ) -> JobStatus:
+        """Restart every task of a job, like an update; `expect`: only if it is at this version."""
+        return self._status(await self._control.restart(name, writer, expect))
 
-    async def rollback_job(self, name: str, writer: str = "") -> JobStatus:
-        """Return to the task settings of the previous version."""
+    async def rollback_job(
+        self, name: str, writer: str = "", expect: int | None = None
+    ) -> JobStatus:
+        """Return to the task settings of the previous version; `expect`: only from this one."""
         if before := self.goes_back_to(name):
             self.shards.check_move(name, before)
-        return self._status(await self._control.rollback(name, writer))
+        return self._status(await self._control.rollback(name, writer, expect))
 
     async def move_job(self, name: str, entitlement: str, writer: str = "") -> JobStatus:
         """Move a job to another entitlement."""

@@ -62,16 +62,15 @@ ROUTES: tuple[Route, ...] = (
     ),
     viewer_row("get_job", _JOB, JobStatus, "One job"),
     *(
-        owner_row(f"{verb}_job", f"POST {_JOB}/{verb}", JobStatus, summary, query=query)
-        for verb, query, summary in (
+        owner_row(f"{verb}_job", f"POST {_JOB}/{verb}", JobStatus, summary, query=("expect",))
+        for verb, summary in (
             (
                 "pause",
-                ("expect",),
                 "Pause the update of a job: no further task is taken down for a newer version",
             ),
-            ("resume", ("expect",), "Resume the update of a job"),
-            ("restart", (), "Restart every task of a job, like an update"),
-            ("rollback", (), "Roll the tasks back to the previous version of the job"),
+            ("resume", "Resume the update of a job"),
+            ("restart", "Restart every task of a job, like an update"),
+            ("rollback", "Roll the tasks back to the previous version of the job"),
         )
     ),
     owner_row(

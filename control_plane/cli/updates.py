@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from control_plane.api.jobs import JobStatus
 from control_plane.cli import follow, show
 from control_plane.cli.jobs import job
-from control_plane.cli.program import Target, options, shows_answer
+from control_plane.cli.program import Target, shows_answer
 from control_plane.cli.show import output_option
 
 if TYPE_CHECKING:
@@ -35,28 +34,23 @@ def pause(target: Target, name: str, expect: int | None, output: str) -> None:
     _change(target, "pause", name, output, expect)
 
 
-def _update(verb: str, text: str, *more: Callable[..., Any]) -> click.Command:
+def _update(verb: str, text: str) -> click.Command:
     @job.command(verb, help=text)
     @click.argument("name")
-    @options(*more)
+    @_EXPECT
     @output_option
     @_WAIT
     @follow.timeout_option
     @click.pass_obj
     def change(
-        target: Target,
-        name: str,
-        output: str,
-        wait: bool,
-        timeout: float,
-        expect: int | None = None,
+        target: Target, name: str, expect: int | None, output: str, wait: bool, timeout: float
     ) -> None:
         _change(target, verb, name, output, expect, timeout if wait else None)
 
     return change
 
 
-resume = _update("resume", "Continue the update of job NAME.", _EXPECT)
+resume = _update("resume", "Continue the update of job NAME.")
 restart = _update(
     "restart", "Restart every task of job NAME on its machine, as many at once as an update may."
 )

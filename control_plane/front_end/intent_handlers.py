@@ -15,21 +15,25 @@ class IntentHandlers(PlaneHandlers):
 
     async def pause_job(self, call: Call) -> JobStatus:
         """Hold back an update."""
-        job, expect = call.path["job"], call.whole("expect")
-        return await self._plane.pause_job(job, paused=True, expect=expect)
+        return await self._plane.pause_job(
+            call.path["job"], paused=True, expect=call.whole("expect")
+        )
 
     async def resume_job(self, call: Call) -> JobStatus:
         """Continue an update."""
-        job, expect = call.path["job"], call.whole("expect")
-        return await self._plane.pause_job(job, paused=False, expect=expect)
+        return await self._plane.pause_job(
+            call.path["job"], paused=False, expect=call.whole("expect")
+        )
 
     async def restart_job(self, call: Call) -> JobStatus:
         """Start every task again."""
-        return await self._plane.restart_job(call.path["job"], caller_of(call.peer))
+        job, writer, expect = call.path["job"], caller_of(call.peer), call.whole("expect")
+        return await self._plane.restart_job(job, writer, expect)
 
     async def rollback_job(self, call: Call) -> JobStatus:
         """Go back a version."""
-        return await self._plane.rollback_job(call.path["job"], caller_of(call.peer))
+        job, writer, expect = call.path["job"], caller_of(call.peer), call.whole("expect")
+        return await self._plane.rollback_job(job, writer, expect)
 
     async def move_job(self, call: Call) -> JobStatus:
         """Move a job to another entitlement."""

@@ -225,10 +225,13 @@ class JobControl:
         log.info("job paused" if held_back else "job resumed", extra={"job": name})
         return record
 
-    async def restart(self, name: str, writer: str = "") -> JobRecord:
-        """Restart every task unchanged, like an update: within the budget, after approval."""
+    async def restart(self, name: str, writer: str = "", expect: int | None = None) -> JobRecord:
+        """Restart every task unchanged, like an update: within the budget, after approval.
+
+        `expect`: only if the job is at this version.
+        """
         now = self._runtime.date()
-        record = await self._jobs.update(name, lambda r: again(r, writer, now))
+        record = await self._jobs.update(name, lambda r: again(r, writer, now, expect))
         log.info("restart of a job recorded", extra={"job": name, "version": record.version})
         return record
 
@@ -298,8 +301,11 @@ class JobControl:
         log.info("restart of a task recorded", extra={"job": name, "task": index})
         return record
 
-    async def rollback(self, name: str, writer: str = "") -> JobRecord:
-        """Apply the previous version's specification again, as a new version."""
+    async def rollback(self, name: str, writer: str = "", expect: int | None = None) -> JobRecord:
+        """Apply the previous version's specification again, as a new version.
+
+        `expect`: only if the job is at this version, so that a request sent twice goes back once.
+        """
         record = not_stopping(self._jobs.get(name))
         version = earlier(record)
         if version is None:
@@ -307,7 +313,7 @@ class JobControl:
                 f"cannot roll back job {name!r}: no earlier version of it is known",
                 hint="apply the file that you want",
             )
-        return await self.write(returning(name, version, writer, self._runtime.date()))
+        return await self.write(returning(name, version, writer, self._runtime.date(), expect))
 
     def _new(self, spec: JobSpec, retired: RetiredJob) -> JobRecord:
         return JobRecord(

@@ -94,11 +94,16 @@ def applied(spec: JobSpec, writer: str, now: float, *, is_new: bool = False) -> 
     return JobChange(spec.name, checked, record, must_fit=spec.tasks)
 
 
-def returning(name: str, version: int, writer: str, now: float) -> JobChange:
-    """Return the write that applies an earlier version's specification again."""
+def returning(
+    name: str, version: int, writer: str, now: float, expect: int | None = None
+) -> JobChange:
+    """Return the write that applies an earlier version's specification again.
+
+    It raises `Conflict` if the job is not at version `expect`; None: at any version.
+    """
 
     def checked(known: JobRecord | None) -> JobSpec:
-        record = not_stopping(_existing(known, name))
+        record = _expected(not_stopping(_existing(known, name)), expect, "roll back")
         if version not in record.specs:  # another write has made it superfluous
             raise Conflict(f"job {name!r} was changed by another request", hint="roll back again")
         return back_to(record.spec, record.specs[version])
@@ -321,9 +326,12 @@ def check_whole(record: JobRecord, verb: str) -> None:
         )
 
 
-def again(record: JobRecord, writer: str, now: float) -> JobRecord:
-    """Return the record in which every task is to be restarted."""
-    check_whole(not_stopping(record), "restarted")
+def again(record: JobRecord, writer: str, now: float, expect: int | None = None) -> JobRecord:
+    """Return the record in which every task is to be restarted.
+
+    Raises `Conflict` if the job is not at version `expect`; None: at any version.
+    """
+    check_whole(_expected(not_stopping(record), expect, "restart"), "restarted")
     after = with_version(record, _with_runtime(record, record.spec))
     return pushed(after, writer, now, reason="restart")
 
@@ -333,15 +341,19 @@ def paused(record: JobRecord, *, held_back: bool, expect: int | None = None) -> 
 
     Raises `Conflict` if the job is not at version `expect`; None: at any version.
     """
-    record = not_stopping(record)
+    record = _expected(not_stopping(record), expect, "pause" if held_back else "resume")
+    return replace(record if held_back else resumed(record), paused=held_back)
+
+
+def _expected(record: JobRecord, expect: int | None, verb: str) -> JobRecord:
+    """Return the record; `Conflict` if it is not at the version that a request is for."""
     if expect not in (None, record.version):
-        verb = "pause" if held_back else "resume"
         raise Conflict(
             f"cannot {verb} job {record.name!r}: it is at version {record.version}, and the"
             f" request is for version {expect}",
             hint=f"twinectl job status {record.name}, and send the request for that version",
         )
-    return replace(record if held_back else resumed(record), paused=held_back)
+    return record
 
 
 def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:

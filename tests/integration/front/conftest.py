@@ -369,10 +369,14 @@ class CannedControlPlane(ControlPlane):
         self.paused = self.paused | {name} if paused else self.paused - {name}
         return await self.get_job(name)
 
-    async def restart_job(self, name: str, writer: str = "") -> JobStatus:
+    async def restart_job(
+        self, name: str, writer: str = "", expect: int | None = None
+    ) -> JobStatus:
         return await self.get_job(name)
 
-    async def rollback_job(self, name: str, writer: str = "") -> JobStatus:
+    async def rollback_job(
+        self, name: str, writer: str = "", expect: int | None = None
+    ) -> JobStatus:
         return await self.get_job(name)
 
     async def move_job(self, name: str, entitlement: str, writer: str = "") -> JobStatus:

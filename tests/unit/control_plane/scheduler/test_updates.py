@@ -51,9 +51,9 @@ async def test_a_paused_update_takes_down_no_further_task_until_it_is_resumed(w:
     assert await versions(w) == [2] * 6
 
 
-@pytest.mark.behaviour("BUG-UX167")
+@pytest.mark.behaviour("BUG-UX167", "BUG-UX172")
 @scenario()
-async def test_a_pause_or_resume_for_another_version_than_the_present_one_is_refused(w: World):
+async def test_a_command_for_another_version_than_the_present_one_is_refused(w: World):
     """A pause that was meant for an earlier update stopped the update that a user began since."""
     await w.deployed(a_job(6))
     await w.cp.apply_job(a_job(6, command=OTHER))
@@ -74,6 +74,18 @@ async def test_a_pause_or_resume_for_another_version_than_the_present_one_is_ref
     with pytest.raises(Conflict, match="cannot resume job 'web'"):
         await send("resume_job", "1")
     assert not await send("resume_job", "2")
+    await w.stable()
+
+    with pytest.raises(Conflict, match="cannot restart job 'web'"):
+        await send("restart_job", "1")
+    with pytest.raises(Conflict, match="cannot roll back job 'web'"):
+        await send("rollback_job", "1")
+    assert (await w.cp.get_job("web")).record.version == 2
+    await send("rollback_job", "2")
+    with pytest.raises(Conflict, match="at version 3, and the request is for version 2"):
+        await send("rollback_job", "2")  # a request that was sent twice does not go back and forth
+    await send("restart_job", "3")
+    assert (await w.cp.get_job("web")).record.version == 4
 
 
 @pytest.mark.behaviour("BUG-UX80")
