@@ -42,7 +42,7 @@ async def services(endpoint: str, folder: Path) -> AsyncIterator[Mapping[str, st
                     if task.done():
                         await task
                 await asyncio.sleep(_LOOK_S)
-        yield {"TWINE_AUTOSCALER": str(autoscaler), "TWINE_CONVEYOR": f"unix:{conveyor}"}
+        yield {"TWINE_AUTOSCALER": f"unix:{autoscaler}", "TWINE_CONVEYOR": f"unix:{conveyor}"}
     finally:
         stopping.set()
         await asyncio.gather(*running, return_exceptions=True)

@@ -31,4 +31,5 @@ def ask_service(
     """Call the program behind a socket and return its answer."""
     from wire.client import WireClient
 
-    return ask(lambda: WireClient(f"unix:{socket}", timeout_s=timeout_s), work)
+    endpoint = f"unix:{socket.removeprefix('unix:')}"  # also written like other endpoints
+    return ask(lambda: WireClient(endpoint, timeout_s=timeout_s), work)
