@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -447,8 +447,20 @@ async def test_a_profile_that_is_delivered_is_kept_under_its_digest(host: FakeHo
 
 async def test_sidekick_applies_a_profile_in_a_separate_unit(host: FakeHost) -> None:
     calls = _sidekick(host)
+    programs, released = host.fake.systemd.programs, threading.Event()
+    at_once = programs["sidekick"]
+
+    def held(argv: list[str], properties: object) -> Callable[[], Ended]:
+        def run() -> Ended:
+            released.wait()
+            return at_once(argv, properties)
+
+        return run
+
+    programs["sidekick"] = held
     async with host.agent() as client:
         switch = await client.put_profile(ProfileSpec(name="web", generation=2, allow_reboot=True))
+        released.set()
         await _profile(client, ProfileState.VERIFIED, 2)
         again = await client.put_profile(ProfileSpec(name="web", generation=2))
         while host.fake.systemd.find(UNIT):
