@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from wire.certificates import begins_at, ends_at, identity_in
 from wire.errors import Problem
 from wire.limits import ConnectionLimits
 from wire.pending import PendingConnection
@@ -258,33 +257,3 @@ async def prepare(request: web.Request, response: web.StreamResponse) -> None:
     if isinstance(connection, HttpConnection) and connection.is_half_closed:
         response.headers["Connection"] = "close"
         response.force_close()
-
-
-IDENTITY = re.compile(
-    r"spiffe://(?P<cluster>[a-z0-9][a-z0-9.-]{0,253})"
-    r"/(?P<role>host|component|user|controller)/(?P<name>[a-z0-9][a-z0-9._-]{0,62})"
-)
-"""The identity of a caller of a front end; tasks have identities of another form."""
-
-
-def identity_in(certificate: Mapping[str, Any]) -> str:
-    """Return the identity (URI) in a verified certificate; empty: it has none."""
-    names = [v for kind, v in certificate.get("subjectAltName", ()) if kind == "URI"]
-    return names[0] if len(names) == 1 and IDENTITY.fullmatch(names[0]) else ""
-
-
-def ends_at(certificate: Mapping[str, Any]) -> float:
-    """Return when a certificate ends, in seconds since 1970; infinity for none."""
-    text = certificate.get("notAfter")
-    return float("inf") if not text else _seconds_of(text)
-
-
-def begins_at(certificate: Mapping[str, Any]) -> float:
-    """Return when a certificate begins, in seconds since 1970; 0 for none."""
-    text = certificate.get("notBefore")
-    return 0.0 if not text else _seconds_of(text)
-
-
-@lru_cache(maxsize=4096)
-def _seconds_of(text: str) -> float:
-    return float(ssl.cert_time_to_seconds(text))

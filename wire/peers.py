@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from wire.connection import IDENTITY, begins_at, ends_at
+from wire.certificates import IDENTITY, begins_at, ends_at
 from wire.errors import Forbidden, Unauthenticated
 from wire.fairness import Peer
 from wire.networks import user_of

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from control_plane.api.shard_routes import CALLER_HEADER
-from wire.connection import IDENTITY, HttpConnection
+from wire.certificates import IDENTITY
+from wire.connection import HttpConnection
 from wire.errors import Forbidden, Unauthenticated
 from wire.fairness import Peer
 from wire.peers import local_user, peer_of, principal

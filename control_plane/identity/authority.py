@@ -36,7 +36,7 @@ from control_plane.identity.core.certificates import (
 from control_plane.identity.core.roots import Roots, made, parsed, text_of
 from control_plane.identity.held import HeldCredential
 from wire import durable
-from wire.connection import ends_at
+from wire.certificates import ends_at
 from wire.errors import ConfigError, InvalidInput
 from wire.peers import peer_of, principal
 from wire.tls import Credential
