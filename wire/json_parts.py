@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from functools import cache
-from types import NoneType
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 from msgspec import structs
@@ -22,27 +22,57 @@ Hook = Callable[[Any], Any]
 
 
 def has_many(value: Any) -> bool:
-    """Return whether a value has a long list or mapping, at any depth."""
+    """Return whether a value has a long list or mapping, at any depth.
+
+    In a struct only those of structs count: a list of names is short to encode.
+    """
     if isinstance(value, msgspec.Struct):
-        inside: Iterable[Any] = (getattr(value, name) for name in _nested(type(value)))
-    elif isinstance(value, dict):
-        inside = value.values()
+        return any(has_many(getattr(value, name)) for name in long_fields(type(value)))
+    if isinstance(value, dict):
+        inside: Iterable[Any] = value.values()
     elif isinstance(value, list | tuple):
         inside = value
     else:
         return False
-    if not isinstance(value, msgspec.Struct) and len(value) > _FEW:
-        return True
-    return any(type(one) not in _PLAIN and has_many(one) for one in inside)
+    return len(value) > _FEW or any(type(one) not in _PLAIN and has_many(one) for one in inside)
 
 
 @cache
-def _nested(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Return the fields of a type whose values may have parts."""
-    return tuple(field.name for field in structs.fields(kind) if not _is_plain(field.type))
+def long_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the fields of a type that may have a long list or mapping of structs."""
+    return tuple(f.name for f in structs.fields(kind) if _may_be_long(f.type, frozenset({kind})))
+
+
+def _may_be_long(kind: Any, outer: frozenset[type], *, is_short: bool = False) -> bool:
+    """Return whether values of a type may have many structs; `outer` are the types around it.
+
+    `is_short`: a limit of the type keeps lists and mappings short, so only their items count.
+    """
+    if _is_plain(kind):
+        return False
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        inside = outer | {kind}
+        return kind in outer or any(
+            _may_be_long(field.type, inside) for field in structs.fields(kind)
+        )
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _may_be_long(parts[0], outer, is_short=any(map(_is_limit, parts[1:])))
+    if origin in (Union, UnionType) or (is_short and parts):
+        return any(_may_be_long(part, outer) for part in parts)
+    return not parts or not all(map(_is_plain, parts))
+
+
+def _is_limit(note: Any) -> bool:
+    """Return whether an annotation of a list or mapping keeps it short."""
+    return isinstance(note, msgspec.Meta) and (note.max_length or _FEW + 1) <= _FEW
 
 
 def _is_plain(kind: Any) -> bool:
+    if get_origin(kind) is Annotated:
+        return _is_plain(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return all(map(_is_plain, get_args(kind)))
     return kind in _PLAIN or (isinstance(kind, type) and issubclass(kind, Enum))
 
 
