@@ -26,7 +26,7 @@ from control_plane.api.jobs import (
     UpdatePolicy,
     task_id,
 )
-from control_plane.api.stored_jobs import changed_chunks, chunks_of
+from control_plane.api.stored_jobs import changed_chunks, chunks_in_turn
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import begin_operations, decide
 from control_plane.scheduler.core.decision import Found, Seen
@@ -92,7 +92,7 @@ def a_round(record: JobRecord, view: dict[str, SeenMachine]) -> int:
     if made.chosen:
         begin_operations(made, Found(ready=frozenset(made.chosen)), seen)
     changed = changed_chunks(record, made.record)
-    chunks_of(made.record, changed)
+    dict(chunks_in_turn(made.record, changed))
     commands(made.record, view)
     return len(changed)
 

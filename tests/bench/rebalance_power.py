@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "control_plane" / "services"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "control_plane" / "rebalancer"))
 
