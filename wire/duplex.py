@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import aiohttp
@@ -90,3 +91,20 @@ async def join(one: Duplex, other: Duplex) -> None:
         for carrier in carriers:
             carrier.cancel()
         await asyncio.gather(*carriers, return_exceptions=True)
+
+
+async def passed_on(opened: AbstractAsyncContextManager[Duplex]) -> Talk:
+    """Open a connection, and return the talk that joins its caller's with it.
+
+    It is opened before the caller's websocket, so that errors reach the caller as an answer. The
+    websocket reports later failures.
+    """
+    far = await opened.__aenter__()
+
+    async def talk(near: Duplex) -> None:
+        try:
+            await join(near, far)
+        finally:
+            await opened.__aexit__(None, None, None)
+
+    return talk

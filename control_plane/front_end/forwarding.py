@@ -32,7 +32,6 @@ from control_plane.api.shard_routes import (
     SHARD_ROUTES,
 )
 from control_plane.broker.core.region_map import merged
-from control_plane.front_end.conversations import passed_on
 from control_plane.front_end.recorder import caller_of
 from control_plane.roles import ControlPlane
 from control_plane.scheduler.core.rollout import summarize
@@ -41,6 +40,7 @@ from control_plane.shards.processes import RoleLeaders, away
 from control_plane.shards.status import away_status
 from control_plane.status_calls import NEEDS_ONE_PROCESS
 from wire.client import WireClient
+from wire.duplex import passed_on
 from wire.errors import Busy, Conflict, TwineError, Unreachable
 from wire.routes import Route
 from wire.server import Call, Handler

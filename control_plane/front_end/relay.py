@@ -25,10 +25,10 @@ from agent.api import Liveness
 from control_plane.api.routes import ROUTES
 from control_plane.api.shard_routes import CALLER_HEADER
 from control_plane.front_end.access import ANYONE, Access, caller_header
-from control_plane.front_end.conversations import passed_on
 from control_plane.runtime.runtime import Runtime
 from wire.client import Lane, WireClient
 from wire.connection import HttpConnection
+from wire.duplex import passed_on
 from wire.errors import Busy, Forbidden, TwineError, Unreachable
 from wire.fairness import Peer
 from wire.process_metrics import of_process

@@ -16,7 +16,7 @@ from control_plane.api.tasks import HostDescription, TaskDescription
 from control_plane.identity.authority import TaskSubject
 from control_plane.runtime.job_table import JobTable
 from control_plane.scheduler.core.operations import machine_of
-from wire.duplex import Duplex, Talk, join
+from wire.duplex import Talk, passed_on
 from wire.errors import Forbidden, NotFound
 
 
@@ -108,13 +108,4 @@ class TaskService:
         """Open a connection to a command inside a task; `asked` has the arguments of the route."""
         _, machine = self._placed(job, index)
         agent = await self._agents.agent(machine)
-        opened = agent.open_exec(task_id(job, index), dict(asked))
-        far = await opened.__aenter__()  # before the caller's websocket, so that errors reach it
-
-        async def talk(near: Duplex) -> None:
-            try:
-                await join(near, far)
-            finally:
-                await opened.__aexit__(None, None, None)
-
-        return talk
+        return await passed_on(agent.open_exec(task_id(job, index), dict(asked)))
