@@ -64,10 +64,16 @@ class MachineSwaps:
         )
 
     async def begin(self, swaps: Collection[SwapView]) -> None:
-        """Begin the first of these, if none is under way and it is still possible."""
+        """Begin the first of these, if none is under way and it is still possible.
+
+        A resumed plan has all of its exchanges, so those that began before are skipped.
+        """
         if self.under_way():
             return
+        begun_before = {swap.id for swap in self.all()}
         for swap in swaps:
+            if swap.id in begun_before:
+                continue
             one, two = self._find(swap.one), self._find(swap.two)
             if one is None or two is None or not _may_go(one, two):
                 continue
