@@ -327,7 +327,7 @@ class Survey:
         self._draws = {
             budget.place: PlaceDraw(budget.place, budget.watts) for budget in power.budgets
         }
-        for count, other in enumerate(sources.indexes[0].machines.values()):
+        for count, other in enumerate(list(sources.indexes[0].machines.values())):
             machine = sources.owner(other.pool).machines.get(other.name) or other
             at = self._number.get(machine)
             rru = self._used[0][at] if at is not None else claimed_rru(machine)
