@@ -351,14 +351,21 @@ class Lender:
         return offers
 
     async def _idle(self) -> list[Idle]:
-        found, now, seen = list[Idle](), self._runtime.now(), dict[str, float]()
+        """Return the machines that may be lent; forget since when other machines are idle.
+
+        Machines change pools and get tasks at each checkpoint, so this reads a copy of each pool
+        and changes `_idle_since` in place.
+        """
+        idle, now = list[Idle](), self._runtime.now()
         for pool in (FREE, *(p for p, n in self.now.items() if n.spec.elastic)):
-            for machine in survey.unused(self._parts.owner_of, pool):
+            for machine in list(survey.unused(self._parts.owner_of, pool)):
                 record = self._broker.table.find(machine.name)
                 if record is None or record.loan is not None or record.hold is not None:
                     continue
-                since = seen[machine.name] = self._idle_since.get(machine.name, now)
-                found.append(
+                if machine.jobs or machine.pool != pool:
+                    continue
+                since = self._idle_since.setdefault(machine.name, now)
+                idle.append(
                     Idle(
                         machine=machine.name,
                         donor=pool,
@@ -370,10 +377,11 @@ class Lender:
                     )
                 )
                 await self._runtime.checkpoint()
-        lent = {record.machine for record in self._parts.loans.lent()}
-        kept = {name: since for name, since in self._idle_since.items() if name in lent}
-        self._idle_since = kept | seen
-        return found
+        known = {machine.machine for machine in idle}
+        known |= {record.machine for record in self._parts.loans.lent()}
+        for name in self._idle_since.keys() - known:
+            del self._idle_since[name]
+        return idle
 
 
 def _is_leaving(record: MachineRecord, now: float) -> bool:

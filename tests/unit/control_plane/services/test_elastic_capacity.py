@@ -427,6 +427,28 @@ async def test_a_machine_that_was_used_between_two_matchings_is_not_idle_since_t
     assert {name for name, idle_s in after.items() if idle_s < 100} == {used}
 
 
+@pytest.mark.behaviour("BUG-CP134")
+@scenario(elastic=replace(APPLY, every_s=100_000), give_back_after_s=100_000)
+async def test_a_machine_that_is_used_during_a_matching_is_not_idle_since_before(
+    world: World,
+) -> None:
+    await world.set_up(quota=3, elastic=Elastic(lend_after_s=60))
+    lender = world.cp.elastic._lender
+    await world.until(lambda: "front" in lender.now)
+    first, *others = [machine.machine for machine in await lender._idle()]
+    await world.runtime.sleep(100)
+
+    async def used() -> None:
+        lender.note_use([first])
+
+    lender._runtime = SimpleNamespace(now=world.runtime.now, checkpoint=used)
+    await lender._idle()
+    lender._runtime = world.runtime
+    idle_s = {machine.machine: machine.idle_s for machine in await lender._idle()}
+    assert idle_s[first] == 0
+    assert all(idle_s[machine] >= 100 for machine in others)
+
+
 @pytest.mark.behaviour("BUG-CP79")
 def test_machines_that_return_count_for_owners_that_can_use_them_only(monkeypatch) -> None:
     """Loans of another type were revoked, so those of the owner's type were not."""
