@@ -39,7 +39,7 @@ from wire.errors import NotFound, TwineError, Unprocessable
 
 log = logging.getLogger(__name__)
 EVERY_S = 60.0
-PLACES_S = 600.0
+MACHINES_S = 600.0
 """Time between two lists of the machines: the MSBs of an entitlement change seldom."""
 FORGET_S = 7 * 86_400.0
 """Time for which the history of a deleted job is kept."""
@@ -85,7 +85,10 @@ class Autoscaler:
         """Job → why it could not be read in this round: its size is not changed."""
         self._gate = asyncio.Semaphore(AT_ONCE)
         self._written: dict[str, str] = {}
-        self._places: dict[str, tuple[float, dict[str, str]]] = {}
+        self._msbs_of_machines: dict[str, tuple[float, dict[str, str]]] = {}
+        """Entitlement → when its machines were listed, and machine → MSB."""
+        self._unlisted: dict[str, TwineError] = {}
+        """Entitlement → why its machines could not be listed in this round."""
         self.failing = ""
         """Why the last round failed, or left out jobs; empty: it did not."""
         self.round_at = 0.0
@@ -133,7 +136,7 @@ class Autoscaler:
         listed = await self._api.list_job_briefs()
         now = self.runtime.date()
         briefs = [brief for brief in listed.jobs if brief.autoscale is not None]
-        self._unread = {}
+        self._unread, self._unlisted = {}, {}
         read = await asyncio.gather(*map(self._read, briefs))
         followed = [(s, p) for s in read if s is not None and (p := policy_of(s)) is not None]
         stale = {n: s for n, s in self._statuses.items() if n in self._unread and n in self._jobs}
@@ -149,7 +152,12 @@ class Autoscaler:
             name = status.record.name
             job = self._jobs.setdefault(name, KeptJob())
             before = job.sizing.history.slot, job.sizing.state.sizes
-            found = await self._evaluate(job, status, policy, reading)
+            job.seen_at = now
+            try:
+                found = await self._evaluate(job, status, policy, reading)
+            except TwineError as e:
+                self._unread[name] = str(e)
+                continue
             if policy.mode is AutoscaleMode.APPLY and found.tasks != found.was:
                 due.append((status, found))
             if before != (job.sizing.history.slot, job.sizing.state.sizes):
@@ -204,7 +212,7 @@ class Autoscaler:
         msbs = await self._msbs(status, policy, now)
         seen = observed(status, policy, now, reading, msbs)
         found = job.sizing.advance(policy, seen)
-        job.seen_at, job.last = now, found
+        job.last = found
         if found.held:
             self.counts["held"] += 1
         return found
@@ -232,22 +240,26 @@ class Autoscaler:
             log.info("size changed", extra=extra)
 
     async def _msbs(self, status: JobStatus, policy: Autoscale, now: float) -> int:
+        """Return the number of MSBs that a job is spread over, if its policy needs that; else 0.
+
+        If the machines cannot be listed now, an earlier list counts. Without one this raises.
+        """
         if policy.headroom is not Headroom.MSB:
             return 0
         entitlement = status.record.spec.entitlement
-        at, places = self._places.get(entitlement, (0.0, {}))
-        if not 0 <= now - at < PLACES_S:
-            scope = MachineScope(entitlement=entitlement)
+        listed_at, msb_of = self._msbs_of_machines.get(entitlement, (0.0, {}))
+        if not 0 <= now - listed_at < MACHINES_S and entitlement not in self._unlisted:
             try:
-                found = await self._api.list_machines(scope)
-            except TwineError:
-                if not places:
-                    raise
-                return msbs_of(status.record, places)
-            records = [view.record for view in found.machines]
-            places = {r.machine: f"{r.location.datacenter}/{r.location.msb}" for r in records}
-            self._places[entitlement] = now, places
-        return msbs_of(status.record, places)
+                listed = await self._api.list_machines(MachineScope(entitlement=entitlement))
+            except TwineError as e:
+                self._unlisted[entitlement] = e
+            else:
+                records = [view.record for view in listed.machines]
+                msb_of = {r.machine: f"{r.location.datacenter}/{r.location.msb}" for r in records}
+                self._msbs_of_machines[entitlement] = now, msb_of
+        if not msb_of and entitlement in self._unlisted:
+            raise self._unlisted[entitlement]
+        return msbs_of(status.record, msb_of)
 
     # -- views
 

@@ -14,7 +14,9 @@ from virtual_time import EPOCH_S, clock, run
 
 from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, LoadSignal
 from control_plane.api.intents import StoredIntent
+from control_plane.api.inventory import MachineScope
 from control_plane.api.jobs import JobBrief, JobBriefs, JobStatus
+from control_plane.api.machines import Machines
 from control_plane.autoscaler import kept
 from control_plane.autoscaler.core.observing import LoadReading
 from control_plane.autoscaler.kept import KeptJob
@@ -369,6 +371,43 @@ def test_a_shard_that_is_away_holds_the_sizes_of_its_jobs_only() -> None:
             assert [view.job for view in autoscaler.views().sizings] == ["web"]
             assert autoscaler.counts["failed rounds"] == 0
             assert region.sizes
+
+    run(main())
+
+
+class UnreadMachines(ModelRegion):
+    """A region with a job that keeps headroom for an MSB; its machines cannot be listed."""
+
+    async def list_job_briefs(self) -> JobBriefs:
+        briefs = await super().list_job_briefs()
+        return JobBriefs(jobs=[replace(briefs.jobs[0], name="spread"), *briefs.jobs])
+
+    async def get_job(self, name: str) -> JobStatus:
+        status = await super().get_job(name)
+        if name == "web":
+            return status
+        policy = replace(status.record.spec.autoscale, headroom=Headroom.MSB)
+        spec = replace(status.record.spec, name=name, autoscale=policy)
+        return replace(status, record=replace(status.record, name=name, spec=spec))
+
+    async def list_machines(self, scope: MachineScope | None = None) -> Machines:
+        raise Busy("the list takes too long")
+
+
+@pytest.mark.behaviour("BUG-CP129")
+def test_machines_that_cannot_be_listed_hold_the_sizes_of_their_jobs_only() -> None:
+
+    async def main() -> None:
+        region = UnreadMachines(a_policy(minimum=4, maximum=200), 60, diurnal)
+        async with MemoryStore() as store:
+            autoscaler = autoscaler_of(region, store)
+            await lasts(autoscaler, 3 * HOUR_S)
+            assert autoscaler.views().failing == (
+                "could not read 1 jobs, such as spread: the list takes too long"
+            )
+            assert autoscaler.counts["failed rounds"] == 0
+            assert region.sizes
+            assert {view.job for view in autoscaler.views().sizings} == {"spread", "web"}
 
     run(main())
 
