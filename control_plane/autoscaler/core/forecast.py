@@ -171,7 +171,7 @@ def _combine(
 
 
 def learn(history: LoadHistory, state: ForecastState, slots: int, quantile: float) -> ForecastState:
-    """Return the state after a slot was closed: ended forecasts are scored, and a new one is added."""
+    """Return the state after a slot was closed: scores ended forecasts, and adds a new one."""
     closed = history.slot - 1
     due = [p for p in state.pending if p.slot + p.slots <= closed]
     for due_forecast in due:

@@ -182,9 +182,10 @@ def load_of_task(
 ) -> tuple[float | None, float | None, str]:
     """Return the load that a task should have, the most that it carries, and the reason.
 
-    `owner_target` is the target in the job file, `now` the present load of a task and its latency
-    (None: not measured). While the latency is over the limit, the present load of a task is too much, unless
-    that is less than half of what it carried before: then other causes are more likely.
+    `owner_target` is the target in the job file. `now` has the present load of a task and its
+    latency; None: not measured. While the latency is over the limit, the present load of a task is
+    too much. Below half of the load that it carried before, other causes are more likely, so that
+    half is the least load.
     """
     state = state if state.query == target.query else LearntLatency()
     limit, most = target.limit_s, load_at_limit(state, target.limit_s)
