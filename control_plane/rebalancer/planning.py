@@ -96,7 +96,7 @@ class Planner:
             places=sums.uses(),
             power=[
                 PowerUse(place=p.name, limit_w=p.limit_w, before_w=before, after_w=after)
-                for p, (before, after) in zip(model.places, answer.drawn, strict=True)
+                for p, (before, after) in zip(model.places, answer.watts, strict=True)
             ],
         )
 
@@ -263,7 +263,7 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
         tasks=len(model.tasks.can_move),
         movable=sum(model.tasks.can_move),
         measured=model.measured,
-        moves=_numbered(number, answer.steps, now),
+        moves=_numbered(number, answer.moves, now),
         swaps=[
             replace(swap, id=f"s{number}.{place}", gain=round(swap.gain, 4), at=now)
             for place, swap in enumerate(answer.swaps, 1)

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from control_plane.rebalancer.core.arrays import Floats, Ints
 from control_plane.rebalancer.core.language import PlacementAnswer, PlacementModel
 from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.placement_steps import EPS, change_of, compiled, walk
-from control_plane.rebalancer.core.state import Floats, Ints
 from control_plane.rebalancer.core.step_tables import view
 
 

@@ -26,10 +26,10 @@ from control_plane.rebalancer.core.annealing import (
     answer_of,
     within,
 )
+from control_plane.rebalancer.core.arrays import Floats, Ints
 from control_plane.rebalancer.core.language import PlacementAnswer, PlacementModel
 from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.program import PlacementProgram, ProgramAnswer
-from control_plane.rebalancer.core.state import Floats, Ints
 
 _ANNEALED, _SHAKEN = 0.85, 0.92
 """Shares of the time (or steps) of each cycle at which annealing ends, and at which shakes end."""

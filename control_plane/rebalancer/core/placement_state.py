@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from control_plane.rebalancer.core.arrays import Flags, Floats, Ints
 from control_plane.rebalancer.core.language import (
     Above,
     AtMostIn,
@@ -27,7 +28,6 @@ from control_plane.rebalancer.core.language import (
     UsedContainers,
 )
 from control_plane.rebalancer.core.placement_steps import exchange
-from control_plane.rebalancer.core.state import Flags, Floats, Ints
 from control_plane.rebalancer.core.step_tables import CHAINED, StepTables, interpreted
 
 _ANY = np.iinfo(np.int32).max

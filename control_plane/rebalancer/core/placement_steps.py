@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from control_plane.rebalancer.core.state import Floats, Ints
+from control_plane.rebalancer.core.arrays import Floats, Ints
 from control_plane.rebalancer.core.step_tables import StepTables
 
 EPS = 1e-9

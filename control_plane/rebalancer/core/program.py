@@ -16,8 +16,8 @@ import highspy
 import msgspec
 import numpy as np
 
+from control_plane.rebalancer.core.arrays import Floats, Ints
 from control_plane.rebalancer.core.placement_state import GroupCounts, PlacementState
-from control_plane.rebalancer.core.state import Floats, Ints
 
 _NONE: Ints = np.zeros(0, np.int64)
 

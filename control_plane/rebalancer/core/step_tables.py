@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from control_plane.rebalancer.core.state import Flags, Floats, Ints
+from control_plane.rebalancer.core.arrays import Flags, Floats, Ints
 
 CHAINED = 64
 """Objects that leave a container for one that comes, at most."""

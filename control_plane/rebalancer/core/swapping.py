@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from control_plane.api.rebalancing import SwapView
-from control_plane.rebalancer.core.state import State
+from control_plane.rebalancer.core.region_state import RegionState
 
 _KEPT_SHARE = 0.95
 """The least share of its CPU and memory that an entitlement keeps."""
@@ -45,11 +45,11 @@ class Holding(NamedTuple):
 class Inventory:
     """The machines of all entitlements by group."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: RegionState) -> None:
         model = state.model
         self.held: defaultdict[Holding, list[int]] = defaultdict(list)
         self.by_group: defaultdict[Group, list[int]] = defaultdict(list)
-        hot = state.power.hot() if state.power.is_budgeted else np.zeros(len(model.machines), bool)
+        hot = state.power.machines_over_budget()
         for machine in np.nonzero(~state.is_free)[0].tolist():
             group = Group(model.machine_class[machine], bool(hot[machine]))
             self.held[Holding(int(state.pool[machine]), group)].append(machine)
@@ -71,7 +71,7 @@ class Inventory:
         return sum(self.count(pool, Group(machine_class, hot)) for hot in (False, True))
 
 
-def swaps(state: State, most: int) -> list[SwapView]:
+def swaps(state: RegionState, most: int) -> list[SwapView]:
     """Return at most `most` exchanges that gain more than their price; none without HiGHS.
 
     `state` is the region after the moves of the plan. This function moves tasks in it.
@@ -97,7 +97,7 @@ def swaps(state: State, most: int) -> list[SwapView]:
 class _Transfers:
     """The integer program: the number of machines that each entitlement gives and receives."""
 
-    def __init__(self, state: State, inventory: Inventory, exchanges_max: int) -> None:
+    def __init__(self, state: RegionState, inventory: Inventory, exchanges_max: int) -> None:
         import highspy
 
         self._state, self._inventory = state, inventory
@@ -217,7 +217,7 @@ def _exchanges(
 
 
 def _exchange_machines(
-    state: State, inventory: Inventory, first: Holding, second: Holding
+    state: RegionState, inventory: Inventory, first: Holding, second: Holding
 ) -> SwapView | None:
     """Return an exchange of two machines that can be emptied now; None: there are none."""
     sides = first, second
@@ -253,32 +253,32 @@ def _exchange_machines(
     )
 
 
-def _empty_one(state: State, machines: list[int]) -> int | None:
+def _empty_one(state: RegionState, machines: list[int]) -> int | None:
     """Move all tasks of one machine to others of its entitlement; return the emptied machine.
 
     Machines with the fewest tasks are tried first. None: no machine can be emptied.
     """
     swappable = [m for m in machines if state.model.swappable[m]]
-    for machine in sorted(swappable, key=lambda m: (len(state.on[m]), m))[:_CANDIDATES_MAX]:
+    for machine in sorted(swappable, key=lambda m: (len(state.tasks_on[m]), m))[:_CANDIDATES_MAX]:
         moved: list[int] = []
         targets = np.nonzero((state.pool == state.pool[machine]) & state.is_open & ~state.is_free)[
             0
         ]
         targets = targets[targets != machine]
-        for task in list(state.on[machine]):
+        for task in list(state.tasks_on[machine]):
             target = _target_of(state, task, targets)
             if target is None:
                 break
             state.move(task, target)
             moved.append(task)
-        if not state.on[machine]:
+        if not state.tasks_on[machine]:
             return machine
         for task in reversed(moved):
             state.move(task, machine)
     return None
 
 
-def _target_of(state: State, task: int, targets: np.ndarray) -> int | None:
+def _target_of(state: RegionState, task: int, targets: np.ndarray) -> int | None:
     """Return the least used of these machines that may get a task; None: there is none."""
     if not state.can_move[task] or not len(targets):
         return None
@@ -290,7 +290,7 @@ def _target_of(state: State, task: int, targets: np.ndarray) -> int | None:
     return None
 
 
-def _is_allowed_meanwhile(state: State, task: int, target: int) -> bool:
+def _is_allowed_meanwhile(state: RegionState, task: int, target: int) -> bool:
     """Return whether a task may be on a machine until its entitlement received the other one.
 
     As while any machine is drained, the job may be less even for that time. No limit is exceeded.
@@ -298,5 +298,5 @@ def _is_allowed_meanwhile(state: State, task: int, target: int) -> bool:
     job = int(state.job[task])
     return all(
         rule.even and not 0 < rule.at_most < state.counts[job, number, target_bin] + 1
-        for number, rule, _, target_bin in state.crossed(task, target)
+        for number, rule, _, target_bin in state.changed_bins(task, target)
     )

@@ -145,8 +145,8 @@ def test_the_process_returns_the_solution_of_the_solver() -> None:
     answer = asyncio.run(solver_process(2048)(model, Effort(seconds=60.0)))
     replay = Replay(model)
 
-    assert answer.steps
-    assert replay.carry_out(answer.steps) == []
+    assert answer.moves
+    assert replay.carry_out(answer.moves) == []
     assert total(answer.scores, after=True) == pytest.approx(replay.cost())
 
 

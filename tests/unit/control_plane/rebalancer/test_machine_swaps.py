@@ -112,7 +112,7 @@ def test_a_restart_does_not_repeat_an_exchange_of_the_resumed_plan() -> None:
             solve_here = made.rebalancer.planner._solve
 
             async def with_a_move(model: RegionModel, effort: Effort) -> SolverAnswer:
-                return replace(await solve_here(model, effort), steps=[gone])
+                return replace(await solve_here(model, effort), moves=[gone])
 
             made.rebalancer.planner._solve = with_a_move
             return made

@@ -77,13 +77,13 @@ async def invents(model: RegionModel, effort: Effort) -> SolverAnswer:
     )
     return replace(
         answer,
-        steps=[
+        moves=[
             ghost,
             replace(ghost, task=99),
             replace(ghost, job="ghost"),
             replace(ghost, to_machine="ghost"),
             replace(ghost, task=1, from_machine="ghost"),
-            *answer.steps,
+            *answer.moves,
         ],
     )
 
