@@ -37,7 +37,7 @@ from control_plane.rebalancer.core.model import (
     Weights,
 )
 from control_plane.rebalancer.core.place_use import PlaceSums
-from control_plane.rebalancer.core.region_language import in_language, words_about
+from control_plane.rebalancer.core.region_language import describe_region, placement_model_of
 from control_plane.rebalancer.core.survey import JobTerms, Survey, SurveySources
 from control_plane.rebalancer.load_watch import LoadWatch
 from control_plane.rebalancer.ports import ShardedPlaces, Solve
@@ -104,7 +104,7 @@ class Planner:
         """Return the model that a plan would use now, as text and in TOML."""
         model = await self._survey(None)
         return MoveExplanation(
-            lines=words_about(model), model="\n".join(toml_of(in_language(model)))
+            lines=describe_region(model), model="\n".join(toml_of(placement_model_of(model)))
         )
 
     async def _sums(self, model: RegionModel, answer: SolverAnswer) -> PlaceSums:
@@ -200,7 +200,7 @@ class Planner:
             terms=lambda job: self.terms(job, named),
             measured=self._watch.measured,
             offered=self._offered,
-            drawn=self._watch.watts,
+            watts=self._watch.watts,
             capped=self._is_capped,
             swappable=self._is_swappable if self._settings.swaps_per_plan else None,
             stack_of=self._stack_of if only is None else lambda _pool: None,

@@ -39,8 +39,8 @@ from control_plane.rebalancer.core.model import (
     SolverAnswer,
     Weights,
 )
-from control_plane.rebalancer.core.solving import solve
 from control_plane.rebalancer.core.region_state import RegionState
+from control_plane.rebalancer.core.solving import solve
 from control_plane.rebalancer.load_watch import LoadWatch
 from control_plane.rebalancer.planning import Planner
 from control_plane.rebalancer.ports import ShardedPlaces

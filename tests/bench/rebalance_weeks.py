@@ -23,8 +23,8 @@ from msgspec.structs import replace
 
 from control_plane.rebalancer.core.model import FLOAT, RegionModel, packed
 from control_plane.rebalancer.core.ordering import ordered
-from control_plane.rebalancer.core.search import LocalSearch
 from control_plane.rebalancer.core.region_state import RegionState
+from control_plane.rebalancer.core.search import LocalSearch
 from tests.rebalancer_models import a_model
 
 STEP_S, REST_S, SETTLE_S, SMOOTH_S = 600.0, 14_400.0, 600.0, 600.0

@@ -32,8 +32,8 @@ from control_plane.autoscaler import stored_jobs
 from control_plane.autoscaler.core.latency import LearntLatency, carried, with_latency
 from control_plane.autoscaler.core.observing import LoadReading
 from control_plane.autoscaler.core.recommendation import JobSizing, SizingState
-from control_plane.autoscaler.stored_jobs import AutoscaledJob
 from control_plane.autoscaler.prometheus import PrometheusSource
+from control_plane.autoscaler.stored_jobs import AutoscaledJob
 from control_plane.cli import main
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Operation
@@ -353,7 +353,8 @@ def test_a_job_follows_the_load_that_its_latency_allows(
     carries = carried(learnt, limit.limit_s)
     assert carries == pytest.approx(125.0, rel=0.05)
     signal = f"query {POLICY.query}"
-    job = AutoscaledJob(sizing=JobSizing(state=SizingState(latency=learnt)), signal=signal, seen_at=now)
+    sizing = JobSizing(state=SizingState(latency=learnt))
+    job = AutoscaledJob(sizing=sizing, signal=signal, seen_at=now)
 
     async def seed() -> None:
         async with SqliteStore(tmp_path / "state", 100) as store:
