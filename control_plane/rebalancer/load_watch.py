@@ -18,8 +18,8 @@ from wire.errors import TwineError
 log = logging.getLogger(__name__)
 _READS_AT_ONCE = 10
 _PAUSE_S = 0.1
-"""Pause after `_READS_AT_ONCE` readings: at most 100 agents per second, so that other work has time.
-A round of 50,000 machines then takes 500 s."""
+"""Pause after `_READS_AT_ONCE` readings: at most 100 agents per second leave time for other work. A
+round of 50,000 machines then takes 500 s."""
 _VALID_ROUNDS = 3.0
 """Rounds for which a load is valid after it was read: two answers may be lost."""
 

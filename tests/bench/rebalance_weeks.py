@@ -90,7 +90,7 @@ class Weeks:
         found[:, 1] = self._base[:, 1]  # memory does not follow the day
         return np.asarray(found)
 
-    def _state(self, loads: np.ndarray, can_move: np.ndarray | None = None) -> State:
+    def _state(self, loads: np.ndarray, can_move: np.ndarray | None = None) -> RegionState:
         tasks = replace(self.model.tasks, load=packed(FLOAT, loads.ravel()))
         if can_move is not None:
             tasks = replace(tasks, can_move=can_move.astype(np.uint8).tobytes())

@@ -18,7 +18,7 @@ from control_plane.autoscaler.core.recommendation import (
     SizingState,
     recommend,
 )
-from control_plane.autoscaler.core.sizing import tasks_for_survivors, tasks_for
+from control_plane.autoscaler.core.sizing import tasks_for, tasks_for_survivors
 
 pytestmark = pytest.mark.behaviour("AS1")
 
