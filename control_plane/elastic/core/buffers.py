@@ -1,8 +1,8 @@
-"""Spare machines of a region: how many of each kind, held once or by every owner (EL10).
+"""Computes the spare machines of a region: one central buffer, or one for each owner (EL10).
 
-Owners do not all fail, release, grow and maintain at the same time. A central buffer covers the
-largest case of the region; separate ones cover the sum of the largest cases. The paper's gain is
-about 3 points of utilization (§6.1).
+Owners do not all have failures, updates, growth and maintenance at the same time. A central buffer
+covers the largest case of the region; separate buffers cover the sum of the largest cases. The gain
+in the paper is about 3 points of utilization (§6.1).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GROWTH_SHARE = 0.99
 
 @dataclass(frozen=True, slots=True)
 class OwnerUse:
-    """The use of one pool, as far as buffers depend on it."""
+    """The use of one pool that determines its buffers."""
 
     by_msb: Mapping[str, int]
     """Machines with tasks."""

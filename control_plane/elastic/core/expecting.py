@@ -1,6 +1,6 @@
-"""Predicts how many machines a pool will need from its history; never fewer than it uses now.
+"""Predicts from its history how many machines a pool will need, at least those that it uses now.
 
-A history holds, for each 5 minutes of the last 8 days, the most machines with tasks. The forecast
+A history has, for each 5 minutes of the last 8 days, the most machines with tasks. The forecast
 repeats the use at this time yesterday and a week ago. Without a history it is the present use, and
 machines are lent only after they were idle for long.
 """
@@ -18,7 +18,7 @@ SLOT_S = 300.0
 DAY = 288
 """Slots of a day."""
 SLOTS = 8 * DAY
-"""Slots that are kept: a week and a day, so the hours after "a week ago" are in the history."""
+"""Slots that are stored: a week and a day, so the hours after "a week ago" are in the history."""
 
 
 def slot(now: float) -> int:
@@ -44,10 +44,10 @@ def expected(history: UseHistory, used: int, now: float, ahead_s: float) -> int:
     number, most = slot(now), used
     for days in (1, 7):
         first = number - days * DAY
-        for ago in range(first, first + ceil(ahead_s / SLOT_S) + 1):
-            at = len(history.used) - 1 - (history.last - ago)
-            if 0 <= at < len(history.used):
-                most = max(most, history.used[at])
+        for earlier in range(first, first + ceil(ahead_s / SLOT_S) + 1):
+            index = len(history.used) - 1 - (history.last - earlier)
+            if 0 <= index < len(history.used):
+                most = max(most, history.used[index])
     return most
 
 
