@@ -26,7 +26,7 @@ from control_plane.autoscaler.core.observing import (
     LoadReading,
     capacity_of,
     msbs_of,
-    observed,
+    observation_of,
     policy_of,
 )
 from control_plane.autoscaler.core.replay import simulate
@@ -211,7 +211,7 @@ class Autoscaler:
     ) -> Recommendation:
         now = self.runtime.date()
         msbs = await self._msbs(status, policy, now)
-        seen = observed(status, policy, now, reading, msbs)
+        seen = observation_of(status, policy, now, reading, msbs)
         found = job.sizing.advance(policy, seen)
         job.last = found
         if found.held:

@@ -12,7 +12,7 @@ from agent.usage import TaskUsage
 from control_plane.api.autoscale import Autoscale, LoadSignal
 from control_plane.api.jobs import JobStatus
 from control_plane.api.tasks import TaskDescription
-from control_plane.autoscaler.core.observing import LoadReading, capacity_of, sampled
+from control_plane.autoscaler.core.observing import LoadReading, capacity_of, tasks_to_read
 from control_plane.runtime.runtime import Runtime
 from wire.errors import TwineError
 
@@ -76,7 +76,7 @@ class TaskUsageSource:
         signal, counters = self._counters.get(record.name, (policy.signal, {}))
         if signal is not policy.signal:
             counters = {}
-        chosen = sampled(record, counters)
+        chosen = tasks_to_read(record, counters)
         if not chosen:
             return LoadReading(missing="no task runs")
         read = await asyncio.gather(*(self._read(record.name, index) for index in chosen))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from control_plane.api.elastic import FreedBy, JobFreed, PromiseCounts, PromiseReport, UseHistory
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
-from control_plane.elastic.core.expecting import noted, peak, quantile, slot
+from control_plane.elastic.core.expecting import peak, quantile, slot, with_use
 from control_plane.elastic.survey import CHECKPOINT_EVERY, OwnerOf, machine_share
 from control_plane.runtime.table import Table
 from control_plane.store import Store
@@ -64,7 +64,7 @@ class ElasticLedger:
 
     # -- loans
 
-    def called(self, machine: str, tasks: int) -> None:
+    def note_call_back(self, machine: str, tasks: int) -> None:
         """Record that a loan was called back, and how many tasks that interrupts."""
         self._tasks[machine] = tasks
 
@@ -115,7 +115,7 @@ class ElasticLedger:
     def note_use(self, pool: str, used: int, now: float) -> UseHistory:
         """Record the use of a pool, and by how much it is below the pool's peak (AS6)."""
         known = self.history(pool)
-        after = noted(known, used, now)
+        after = with_use(known, used, now)
         if known.used and slot(now) > known.last:
             hours = min(slot(now) - known.last, 12) / 12
             freed = max(0, peak(after) - known.used[-1]) * hours

@@ -28,8 +28,8 @@ from control_plane.elastic.core.matching import (
     NewLoan,
     Offer,
     OpenLoan,
-    called_back,
-    matched,
+    loans_to_call_back,
+    match_loans,
 )
 from control_plane.elastic.ledger import ElasticLedger
 from control_plane.elastic.survey import LenderParts, PoolWaiting
@@ -48,7 +48,7 @@ these, because they are promised to others or their rack has no power left."""
 
 
 @dataclass(frozen=True, slots=True)
-class PoolNow:
+class PoolState:
     """The state of one pool in a round of the lender."""
 
     pool: str
@@ -85,7 +85,7 @@ class Lender:
         self.proposed = 0
         """Loans that the last matching proposed."""
         self._matched_at = float("-inf")
-        self.now: dict[str, PoolNow] = {}
+        self.now: dict[str, PoolState] = {}
         self.has_surveyed = False
         """Whether `now` has been read since this process started."""
         self.loans = self.leaving = 0
@@ -128,9 +128,9 @@ class Lender:
         records = self._parts.entitlements.records()
         return {r.name: r.spec for r in records if r.spec.materialization is None}
 
-    async def _survey(self, loans: Sequence[OpenLoan]) -> dict[str, PoolNow]:
+    async def _survey(self, loans: Sequence[OpenLoan]) -> dict[str, PoolState]:
         """Return the state of all pools; counts machines in use every `COUNT_S`."""
-        pools, borrowed = dict[str, PoolNow](), {loan.machine for loan in loans}
+        pools, borrowed = dict[str, PoolState](), {loan.machine for loan in loans}
         waits = survey.waiting(self._parts.allocators)
         now, wall, specs = self._runtime.now(), self._runtime.date(), self._pools()
         if now - self._counted_at >= COUNT_S:
@@ -162,7 +162,7 @@ class Lender:
             if spec.borrows:
                 self._ledger.note_request(pool, usable[pool], wants, self._settings.look_s)
             most = expected(self._ledger.history(pool), used, wall, ahead_s)
-            pools[pool] = PoolNow(pool, spec, used, most, short, wants, types)
+            pools[pool] = PoolState(pool, spec, used, most, short, wants, types)
         return pools
 
     def _quota_left(self, pool: str, types: frozenset[str]) -> int | None:
@@ -187,7 +187,7 @@ class Lender:
     # -- calling back
 
     async def _revoke(self, loans: Sequence[OpenLoan]) -> None:
-        calls = called_back(
+        calls = loans_to_call_back(
             loans,
             self._needs(loans),
             self._runtime.date(),
@@ -208,7 +208,7 @@ class Lender:
             log.warning("loan could not be revoked", extra=fields)
             return
         self.why[call.machine] = call.why
-        self._ledger.called(call.machine, tasks)
+        self._ledger.note_call_back(call.machine, tasks)
 
     def _needs(self, loans: Sequence[OpenLoan]) -> list[Need]:
         """Return the machines that owners wait for, and those that the free pool will lack."""
@@ -292,7 +292,7 @@ class Lender:
         new = list[NewLoan]()
         if borrowers and not any(pool.short for pool in self.now.values()):
             offers, idle = self._offers(), await self._idle_machines()
-            new = await self._runtime.offload(matched, idle, offers, borrowers)
+            new = await self._runtime.offload(match_loans, idle, offers, borrowers)
         self.proposed = len(new)
         if self._settings.mode is not ElasticMode.APPLY or self.holding():
             return

@@ -304,7 +304,7 @@ _STATES = {
 }
 
 
-def explained(move: MoveView, now: float) -> list[str]:
+def explain_move(move: MoveView, now: float) -> list[str]:
     """Return lines with the reason for a move and its progress."""
     lines = [
         f"Task {move.job}-{move.task} should move from {move.from_machine} to {move.to_machine}.",
@@ -333,7 +333,7 @@ _SWAP_STATES = {
 }
 
 
-def swap_explained(swap: SwapView, now: float) -> list[str]:
+def explain_swap(swap: SwapView, now: float) -> list[str]:
     """Return lines with the reason for an exchange of machines and its progress."""
     state = _SWAP_STATES[swap.state]
     between = f" between {swap.pool_one} and {swap.pool_two}" if swap.pool_one else ""

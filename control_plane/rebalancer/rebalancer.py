@@ -44,13 +44,13 @@ from control_plane.rebalancer.core.pacing import (
     gap_of,
     is_late,
     next_moves,
-    resumed,
+    resume_move,
     still_gains,
-    updated,
+    update_move,
     with_state,
 )
 from control_plane.rebalancer.load_watch import LoadWatch
-from control_plane.rebalancer.planning import Planner, explained, swap_explained
+from control_plane.rebalancer.planning import Planner, explain_move, explain_swap
 from control_plane.rebalancer.ports import Moves, ShardedPlaces, Solve
 from control_plane.rebalancer.records import RebalanceRecords
 from control_plane.rebalancer.swaps import MachineSwaps
@@ -166,7 +166,7 @@ class ReBalancer:
             if move.id in ended:
                 self._replace_move(ended[move.id])
             else:
-                await self._save_move(resumed(move, self._task_now(move), now, why))
+                await self._save_move(resume_move(move, self._task_now(move), now, why))
         if why:
             await self.records.put_plan(None)
 
@@ -237,7 +237,7 @@ class ReBalancer:
                 self._replace_move(replace(move, reason=why))
                 await self._moves.withdraw(move.job, move.task)
                 continue
-            after = updated(move, self._task_now(move), now, self._settings.patience_s)
+            after = update_move(move, self._task_now(move), now, self._settings.patience_s)
             if after is not move:
                 await self._save_move(after)
 
@@ -380,10 +380,10 @@ class ReBalancer:
         known = [*self.swaps.all(), *(self._plan.swaps if self._plan is not None else [])]
         for swap in known:
             if swap.id == name:
-                lines = swap_explained(swap, self._runtime.date())
+                lines = explain_swap(swap, self._runtime.date())
                 return MoveExplanation(swap=swap, lines=lines)
         move = self._find_move(name)
-        return MoveExplanation(move=move, lines=explained(move, self._runtime.date()))
+        return MoveExplanation(move=move, lines=explain_move(move, self._runtime.date()))
 
     async def pause(self, request: PauseRequest, by: str) -> RebalanceStatus:
         """Begin no more moves, also after a restart; waiting moves are withdrawn."""

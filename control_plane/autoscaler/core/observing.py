@@ -57,7 +57,7 @@ def push_reason(record: JobRecord) -> str:
     return f"the update to version {record.version} is in progress"
 
 
-def sampled(record: JobRecord, before: Iterable[int]) -> list[int]:
+def tasks_to_read(record: JobRecord, before: Iterable[int]) -> list[int]:
     """Return the indexes of the running tasks whose usage is read, at most `SAMPLE`.
 
     Tasks that were read `before` come first: a new one has no earlier reading, and so no rate.
@@ -69,7 +69,7 @@ def sampled(record: JobRecord, before: Iterable[int]) -> list[int]:
     return sorted([*kept, *others[::step][: SAMPLE - len(kept)]])
 
 
-def observed(
+def observation_of(
     status: JobStatus, policy: Autoscale, at: float, reading: LoadReading, msbs: int
 ) -> JobObservation:
     """Return the observation of a job."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from control_plane.api.elastic import Buffer, Buffers, UseHistory
-from control_plane.elastic.core.expecting import growths, quantile, summed
+from control_plane.elastic.core.expecting import growth_by_slot, quantile, sum_by_slot
 
 RELEASES_AT_ONCE = 10
 """Owners whose largest updates overlap: extra tasks live for minutes. A margin, not measured."""
@@ -81,8 +81,8 @@ def _release(owners: Sequence[OwnerUse]) -> Buffer:
 
 
 def _growth(owners: Sequence[OwnerUse]) -> Buffer:
-    parts = [growths(o.history, GROWTH_SLOTS) for o in owners if o.history is not None]
-    central = ceil(quantile(summed(parts), GROWTH_SHARE))
+    parts = [growth_by_slot(o.history, GROWTH_SLOTS) for o in owners if o.history is not None]
+    central = ceil(quantile(sum_by_slot(parts), GROWTH_SHARE))
     siloed = sum(ceil(quantile([*map(float, p.values())], GROWTH_SHARE)) for p in parts)
     slots = len({number for part in parts for number in part})
     why = (

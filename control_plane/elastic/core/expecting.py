@@ -26,7 +26,7 @@ def slot(now: float) -> int:
     return int(now // SLOT_S)
 
 
-def noted(history: UseHistory, used: int, now: float) -> UseHistory:
+def with_use(history: UseHistory, used: int, now: float) -> UseHistory:
     """Return the history with the present use; missed slots repeat the last value."""
     number, values = slot(now), list(history.used)
     if not values or number < history.last:  # new, or the clock was set back
@@ -56,7 +56,7 @@ def peak(history: UseHistory) -> int:
     return max(history.used, default=0)
 
 
-def growths(history: UseHistory, ahead: int) -> dict[int, int]:
+def growth_by_slot(history: UseHistory, ahead: int) -> dict[int, int]:
     """Return slot → the largest growth of use within the `ahead` slots after it."""
     values, first = history.used, history.last - len(history.used) + 1
     return {
@@ -73,7 +73,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, ceil(share * len(ordered)) - 1))]
 
 
-def summed(parts: Sequence[Mapping[int, int]]) -> list[float]:
+def sum_by_slot(parts: Sequence[Mapping[int, int]]) -> list[float]:
     """Return the sum by slot over all parts."""
     slots = sorted({number for part in parts for number in part})
     return [float(sum(part.get(number, 0) for part in parts)) for number in slots]

@@ -206,7 +206,7 @@ class _Stock:
         return heap
 
 
-def matched(
+def match_loans(
     idle: Iterable[Idle], offers: Mapping[str, Offer], borrowers: Sequence[Borrower]
 ) -> list[NewLoan]:
     """Return the loans to make; `offers` by pool, and pools without one lend nothing.
@@ -238,7 +238,7 @@ def matched(
 # -- calling back
 
 
-def called_back(
+def loans_to_call_back(
     loans: Sequence[OpenLoan],
     needs: Sequence[Need],
     now: float,

@@ -30,7 +30,7 @@ class TaskNow:
     exists: bool = True
 
 
-def updated(move: MoveView, task: TaskNow, now: float, patience_s: float) -> MoveView:
+def update_move(move: MoveView, task: TaskNow, now: float, patience_s: float) -> MoveView:
     """Return a begun move with its present state, or with its outcome if it has ended."""
     if move.state not in ACTIVE:
         return move
@@ -52,7 +52,7 @@ def updated(move: MoveView, task: TaskNow, now: float, patience_s: float) -> Mov
     return move
 
 
-def resumed(move: MoveView, task: TaskNow, now: float, why: str) -> MoveView:
+def resume_move(move: MoveView, task: TaskNow, now: float, why: str) -> MoveView:
     """Return a move of an earlier process's plan with its present state.
 
     `why` is the reason to withdraw a move that has not begun; empty: it may still begin.

@@ -25,7 +25,7 @@ from control_plane.api.job_life import JobLife, JobNotice
 from control_plane.api.jobs import JobSpec
 from control_plane.elastic import survey
 from control_plane.elastic.core.matching import OpenLoan
-from control_plane.elastic.lender import Lender, PoolNow
+from control_plane.elastic.lender import Lender, PoolState
 from control_plane.store.records import PROMISES
 from wire.errors import Busy
 
@@ -460,7 +460,7 @@ def test_machines_that_return_count_for_owners_that_can_use_them_only(monkeypatc
     monkeypatch.setattr(lender, "_quota_left", lambda *_: None)
     spec = EntitlementSpec(machines=3, host_profile="web")
     lender.now = {
-        name: PoolNow(name, spec, 0, 0, 1, 0, frozenset({kind}))
+        name: PoolState(name, spec, 0, 0, 1, 0, frozenset({kind}))
         for name, kind in (("gpus", "gpu"), ("webs", "web"))
     }
     lender.short_since = dict.fromkeys(lender.now, 0.0)
