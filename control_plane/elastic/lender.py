@@ -220,9 +220,8 @@ class Lender:
             if not pool.short:
                 continue
             waited = self._runtime.now() - self.short_since[pool.pool]
-            free_now = 0
-            if waited < INSIST_S:
-                free_now = survey.usable_free(self._parts.owner_of, pool.types)
+            free_now = survey.usable_free(self._parts.owner_of, pool.types)
+            free_now = free_now if waited < INSIST_S else 0
             need = Need(
                 pool=pool.pool,
                 machines=0,
@@ -256,11 +255,10 @@ class Lender:
             loan = record.loan
             if loan is None:
                 continue
-            tasks, idle_s = self._parts.tasks_on(record.machine), 0.0
+            tasks = self._parts.tasks_on(record.machine)
+            idle_s = 0.0 if tasks else now - self._idle_since.setdefault(record.machine, now)
             if tasks:
-                self._idle_since.pop(record.machine, None)
-            else:
-                idle_s = now - self._idle_since.setdefault(record.machine, now)
+                self.note_use([record.machine])
             loans.append(
                 OpenLoan(
                     machine=record.machine,

@@ -8,7 +8,6 @@ import msgspec
 
 from control_plane.api.autoscale import Autoscale, LoadSignal
 from control_plane.api.jobs import JobRecord, JobSpec, JobStatus, TaskPhase
-from control_plane.autoscaler.core.recommendation import JobObservation
 
 SAMPLE = 16
 """Tasks of a job whose usage is read. The standard error of the mean of 16 is a quarter of their
@@ -24,6 +23,31 @@ class LoadReading(msgspec.Struct, frozen=True, kw_only=True):
     missing: str = ""
     latency: LoadReading | None = None
     """The latency of the job in seconds, in the same form; None: its policy has no latency."""
+
+
+class JobObservation(msgspec.Struct, frozen=True, kw_only=True):
+    """The observation of a job at one time."""
+
+    at: float
+    """In seconds since 1970."""
+    tasks: int
+    """Its size: the wanted number of tasks."""
+    healthy: int
+    capacity: float
+    """Load of one task at target 1: its cores, its bytes, or 1 for a query."""
+    load: float | None = None
+    """Of the whole job; None: not measured."""
+    measured_at: float = 0.0
+    missing: str = ""
+    """Why there is no load."""
+    latency: float | None = None
+    """In seconds; None: not measured, or not asked for."""
+    latency_at: float = 0.0
+    latency_missing: str = ""
+    push_reason: str = ""
+    """Why its tasks are replaced now or soon; empty: none is."""
+    msbs: int = 0
+    """MSBs that its tasks are spread over; 0: not known."""
 
 
 def policy_of(status: JobStatus) -> Autoscale | None:

@@ -17,6 +17,7 @@ from control_plane.api.sizings import Forecast, Recommendation
 from control_plane.autoscaler.core.forecast import ForecastState, forecast, learn, slope_of
 from control_plane.autoscaler.core.history import LARGEST, SLOT_S, LoadHistory
 from control_plane.autoscaler.core.latency import LearntLatency, load_of_task, with_latency
+from control_plane.autoscaler.core.observing import JobObservation
 from control_plane.autoscaler.core.sizing import (
     bounds_at,
     highest_allowed,
@@ -45,31 +46,6 @@ RISE_S, RISE_ERRORS, RISE_MAX = 120.0, 3.0, 2.0
 errors is extrapolated from this time, up to twice itself (docs/adr/0218)."""
 STARTS_KEPT = 8
 """Start times that are kept; the forecast horizon is the longest of them."""
-
-
-class JobObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """The observation of a job at one time."""
-
-    at: float
-    """In seconds since 1970."""
-    tasks: int
-    """Its size: the wanted number of tasks."""
-    healthy: int
-    capacity: float
-    """Load of one task at target 1: its cores, its bytes, or 1 for a query."""
-    load: float | None = None
-    """Of the whole job; None: not measured."""
-    measured_at: float = 0.0
-    missing: str = ""
-    """Why there is no load."""
-    latency: float | None = None
-    """In seconds; None: not measured, or not asked for."""
-    latency_at: float = 0.0
-    latency_missing: str = ""
-    push_reason: str = ""
-    """Why its tasks are replaced now or soon; empty: none is."""
-    msbs: int = 0
-    """MSBs that its tasks are spread over; 0: not known."""
 
 
 class SizingState(msgspec.Struct, frozen=True, kw_only=True):

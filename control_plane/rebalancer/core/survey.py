@@ -72,8 +72,7 @@ class SurveySources:
     """Returns the terms of a job; None: none of its tasks may move."""
     measured: Measured
     offered: Callable[[str, Mapping[str, int], int], Sequence[Machine]]
-    """Returns free machines that a pool may take; takes the pool, its hot machines by MSB, and the
-    most machines."""
+    """Returns free machines that a pool may take, for its hot machines by MSB and a maximum."""
     watts: Callable[[Machine, float], tuple[float, bool]]
     """Returns the power draw at a CPU use in RRU, and whether the host measured it."""
     capped: Callable[[Machine], bool]
@@ -81,8 +80,7 @@ class SurveySources:
     swappable: Callable[[Machine], bool] | None
     """Returns whether a machine may be exchanged; None: no machine may."""
     stack_of: Callable[[str], object] = lambda _pool: None
-    """Returns a key that is equal for small pools that could share machines; None: the pool is
-    large, or shares already."""
+    """Returns a key, equal for pools that could share machines; None: the pool may share none."""
     limit_share: float = 0.95
     """Share of a power budget above which power costs."""
 

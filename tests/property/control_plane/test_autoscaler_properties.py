@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from control_plane.api.autoscale import Autoscale, Headroom, LoadSignal, SpeedLimit
 from control_plane.api.sizings import Forecast
 from control_plane.autoscaler.core.history import LoadHistory, code_of, value_of
+from control_plane.autoscaler.core.observing import JobObservation
 from control_plane.autoscaler.core.recommendation import (
-    JobObservation,
     JobSizing,
     SizingState,
     recommend,
