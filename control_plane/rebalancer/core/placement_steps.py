@@ -30,7 +30,7 @@ EPS = 1e-9
 _REFUGES = 24
 """Containers that are checked for an object that must leave another one."""
 _COSTLY = 8
-"""Containers of which the costliest gives the object for a chain."""
+"""Containers that are compared; an object of the costliest one starts a chain."""
 
 
 def has_room(t: StepTables, m: int, i: int, j: int) -> bool:

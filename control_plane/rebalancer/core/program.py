@@ -1,4 +1,4 @@
-"""A mixed-integer program for HiGHS that places some objects of a model anew.
+"""A mixed-integer program for HiGHS that chooses new containers for some objects.
 
 It has a binary variable for each free object and each container of the program; all other objects
 stay. Sums of what stays are constants of the rows, and rows that no solution can violate are left

@@ -200,7 +200,7 @@ class LocalSearch:
         self._may_leave[task] = True
 
     def _swap(self, machine: int, tasks: Ints, targets: Ints) -> bool:
-        """Swap two tasks of two machines; one of them moves first and must fit beside the other."""
+        """Swap two tasks of two machines; one moves first, so its target needs room for both."""
         state = self.state
         for other in map(int, targets[:_SWAP_MACHINES]):
             other_tasks = self._movable(other)

@@ -46,7 +46,7 @@ class StepTables(NamedTuple):
     ratio_dimension: Ints
     """(P): dimension of each goal about a proportion."""
     ratio_other: Ints
-    """(P): the dimension of which `ratio` times as much should be free."""
+    """(P): the dimension that should have `ratio` times as much free."""
     ratio: Floats
     ratio_weight: Floats
     goal_bin: Ints

@@ -27,7 +27,7 @@ _CANDIDATES_MAX = 8
 are tried for each of its tasks."""
 
 
-class Group(NamedTuple):
+class MachineGroup(NamedTuple):
     """Machines that are alike for an exchange."""
 
     machine_class: int
@@ -39,19 +39,19 @@ class Holding(NamedTuple):
     """The machines of a group that one entitlement has, gives or receives."""
 
     pool: int
-    group: Group
+    group: MachineGroup
 
 
-class Inventory:
+class GroupedMachines:
     """The machines of all entitlements by group."""
 
     def __init__(self, state: RegionState) -> None:
         model = state.model
         self.held: defaultdict[Holding, list[int]] = defaultdict(list)
-        self.by_group: defaultdict[Group, list[int]] = defaultdict(list)
+        self.by_group: defaultdict[MachineGroup, list[int]] = defaultdict(list)
         hot = state.power.machines_over_budget()
         for machine in np.nonzero(~state.is_free)[0].tolist():
-            group = Group(model.machine_class[machine], bool(hot[machine]))
+            group = MachineGroup(model.machine_class[machine], bool(hot[machine]))
             self.held[Holding(int(state.pool[machine]), group)].append(machine)
             self.by_group[group].append(machine)
         self.admitted: list[list[bool]] = []
@@ -62,13 +62,13 @@ class Inventory:
             admits_all = masks[needed].all(axis=0) if len(needed) else np.ones(len(hot), bool)
             self.admitted.append(admits_all.tolist())
 
-    def count(self, pool: int, group: Group) -> int:
+    def count(self, pool: int, group: MachineGroup) -> int:
         """Return how many machines of a group an entitlement has."""
         return len(self.held.get(Holding(pool, group), ()))
 
     def count_class(self, pool: int, machine_class: int) -> int:
         """Return how many machines of a class an entitlement has, of both groups."""
-        return sum(self.count(pool, Group(machine_class, hot)) for hot in (False, True))
+        return sum(self.count(pool, MachineGroup(machine_class, hot)) for hot in (False, True))
 
 
 def swaps(state: RegionState, most: int) -> list[SwapView]:
@@ -82,13 +82,13 @@ def swaps(state: RegionState, most: int) -> list[SwapView]:
         return []
     if most < 1 or not state.model.machine_class:
         return []
-    inventory = Inventory(state)
-    given, received = _Transfers(state, inventory, most).solved()
+    grouped = GroupedMachines(state)
+    given, received = _Transfers(state, grouped, most).solved()
     exchanges: list[SwapView] = []
     for first, second in _exchanges(given, received):
         if len(exchanges) == most:
             break
-        exchange = _exchange_machines(state, inventory, first, second)
+        exchange = _exchange_machines(state, grouped, first, second)
         if exchange is not None:
             exchanges.append(exchange)
     return exchanges
@@ -97,10 +97,10 @@ def swaps(state: RegionState, most: int) -> list[SwapView]:
 class _Transfers:
     """The integer program: the number of machines that each entitlement gives and receives."""
 
-    def __init__(self, state: RegionState, inventory: Inventory, exchanges_max: int) -> None:
+    def __init__(self, state: RegionState, grouped: GroupedMachines, exchanges_max: int) -> None:
         import highspy
 
-        self._state, self._inventory = state, inventory
+        self._state, self._grouped = state, grouped
         self._solver = highspy.Highs()  # type: ignore[no-untyped-call]
         self._solver.silent()
         self._solver.setOptionValue("time_limit", _TIME_LIMIT_S)
@@ -120,57 +120,57 @@ class _Transfers:
 
     def _add_variables(self, exchanges_max: int) -> None:
         """Add what each entitlement gives and receives; in each group both sums are equal."""
-        add, inventory = self._solver.addIntegral, self._inventory
-        for holding, machines in inventory.held.items():
+        add, grouped = self._solver.addIntegral, self._grouped
+        for holding, machines in grouped.held.items():
             swappable = sum(self._state.model.swappable[m] for m in machines)
             self._given[holding] = add(lb=0, ub=min(swappable, exchanges_max))
-        for pool, admitted in enumerate(inventory.admitted):
-            for group, machines in sorted(inventory.by_group.items()):
+        for pool, admitted in enumerate(grouped.admitted):
+            for group, machines in sorted(grouped.by_group.items()):
                 usable = sum(admitted[m] for m in machines)
                 if usable:
                     variable = add(lb=0, ub=min(usable, exchanges_max))
                     self._received[Holding(pool, group)] = variable
-        for group in inventory.by_group:
+        for group in grouped.by_group:
             given = [v for holding, v in self._given.items() if holding.group == group]
             received = [v for holding, v in self._received.items() if holding.group == group]
             self._solver.addConstr(sum(given) - sum(received) == 0)
 
-    def _change_of(self, pool: int) -> dict[Group, Any]:
+    def _change_of(self, pool: int) -> dict[MachineGroup, Any]:
         """Return by group how many machines an entitlement has more after all exchanges."""
         change = {}
-        for group in self._inventory.by_group:
+        for group in self._grouped.by_group:
             holding = Holding(pool, group)
             if holding in self._given or holding in self._received:
                 change[group] = self._received.get(holding, 0) - self._given.get(holding, 0)
         return change
 
-    def _keep_size(self, pool: int, change: dict[Group, Any]) -> None:
+    def _keep_size(self, pool: int, change: dict[MachineGroup, Any]) -> None:
         """Let an entitlement keep its number of machines, and most of its CPU and memory."""
         self._solver.addConstr(sum(change.values()) == 0)
-        inventory = self._inventory
+        grouped = self._grouped
         for dimension in (0, 1):
             size = {
-                group: float(self._state.sizes[inventory.by_group[group][0], dimension])
+                group: float(self._state.sizes[grouped.by_group[group][0], dimension])
                 for group in change
             }
-            present = sum(size[group] * inventory.count(pool, group) for group in change)
+            present = sum(size[group] * grouped.count(pool, group) for group in change)
             if present > 0:
                 gained = sum(size[group] / present * more for group, more in change.items())
                 self._solver.addConstr(gained >= _KEPT_SHARE - 1.0)
 
-    def _class_costs(self, pool: int, change: dict[Group, Any]) -> Iterator[object]:
+    def _class_costs(self, pool: int, change: dict[MachineGroup, Any]) -> Iterator[object]:
         """Yield the cost of each machine class that an entitlement has after all exchanges."""
-        inventory, solver = self._inventory, self._solver
+        grouped, solver = self._grouped, self._solver
         for machine_class in {group.machine_class for group in change}:
             groups = [group for group in change if group.machine_class == machine_class]
-            present = inventory.count_class(pool, machine_class)
-            upper_bound = present + sum(len(inventory.by_group[group]) for group in groups)
+            present = grouped.count_class(pool, machine_class)
+            upper_bound = present + sum(len(grouped.by_group[group]) for group in groups)
             has_class = solver.addBinary()
             after = sum(change[group] for group in groups) + present
             solver.addConstr(after <= upper_bound * has_class)
             yield self._state.model.weights.fragment * has_class
 
-    def _power_costs(self, pool: int, change: dict[Group, Any]) -> Iterator[object]:
+    def _power_costs(self, pool: int, change: dict[MachineGroup, Any]) -> Iterator[object]:
         """Yield the cost of an entitlement's power, at its present CPU use, above budgets."""
         state = self._state
         machines = np.nonzero((state.pool == pool) & ~state.is_free)[0]
@@ -217,20 +217,20 @@ def _exchanges(
 
 
 def _exchange_machines(
-    state: RegionState, inventory: Inventory, first: Holding, second: Holding
+    state: RegionState, grouped: GroupedMachines, first: Holding, second: Holding
 ) -> SwapView | None:
     """Return an exchange of two machines that can be emptied now; None: there are none."""
     sides = first, second
     machines: list[int] = []
     for side, other in ((first, second), (second, first)):
-        usable = [m for m in inventory.held[side] if inventory.admitted[other.pool][m]]
+        usable = [m for m in grouped.held[side] if grouped.admitted[other.pool][m]]
         machine = _empty_one(state, usable)
         if machine is None:
             return None
         machines.append(machine)
     model, weights = state.model, state.model.weights
     differ = first.group.machine_class != second.group.machine_class
-    counts = [inventory.count_class(side.pool, side.group.machine_class) for side in sides]
+    counts = [grouped.count_class(side.pool, side.group.machine_class) for side in sides]
     reasons = [
         f"{model.pools[side.pool]} has {count} machines of the type of {model.machines[machine]}"
         for side, count, machine in zip(sides, counts, machines, strict=True)
@@ -242,7 +242,7 @@ def _exchange_machines(
     ]
     classes_less = counts.count(1) if differ else 0
     for side, machine in zip(sides, machines, strict=True):
-        inventory.held[side].remove(machine)
+        grouped.held[side].remove(machine)
     return SwapView(
         id="",
         one=model.machines[machines[0]],
