@@ -117,7 +117,7 @@ def cycle_progress(number: int, done: float) -> float:
     return max(0.0, (done - began) / (CYCLES[number].until - began))
 
 
-def _cycle_progress(progress: Callable[[], float], number: int) -> float:
+def _progress_of_cycle(progress: Callable[[], float], number: int) -> float:
     return cycle_progress(number, progress())
 
 
@@ -154,7 +154,7 @@ class Annealing:
     def run(self, progress: Callable[[], float], steps: int = 0) -> None:
         """Run all cycles until `progress` is 1. With few `steps`, blocks are smaller."""
         for number in range(len(CYCLES)):
-            self.cycle(number, partial(_cycle_progress, progress, number), steps)
+            self.cycle(number, partial(_progress_of_cycle, progress, number), steps)
 
     def cycle(self, number: int, progress: Callable[[], float], steps: int = 0) -> None:
         """Search once from hot to cold, from the present placement; end with the best one."""
@@ -178,14 +178,14 @@ class Annealing:
         t, state = self.state.tables, self.state
         prices, before = (t.price.copy(), t.distance.copy()), state.total()
         t.best[:], t.sums[:], t.registers[IS_BEST] = t.where, (0.0, -np.inf), 0
-        is_dear = True
+        is_raised = True
         while (done := progress()) < 1.0:
             heat = heat_of_prices(done, self._mean_price)
-            dearer = max(1.0, _PRICE_PER_HEAT * heat / self._mean_price)
-            if is_dear:
-                t.price[:], t.distance[:] = (dearer * each for each in prices)
-            if is_dear and dearer == 1.0:
-                is_dear = False
+            factor = max(1.0, _PRICE_PER_HEAT * heat / self._mean_price)
+            if is_raised:
+                t.price[:], t.distance[:] = (factor * each for each in prices)
+            if is_raised and factor == 1.0:
+                is_raised = False
                 gained = state.total() - before
                 t.sums[:], t.registers[IS_BEST] = (gained, min(0.0, gained)), gained < 0.0
             self._run_block(block, self._unit * heat)
@@ -217,14 +217,14 @@ class Annealing:
 
     def _average_change(self) -> float:
         """Return the average change of the sum of goals by a move, from a sample of moves."""
-        found = [0.0]
+        changes = [0.0]
         state, t = self.state, self.state.views
         firsts, seconds = self._draw_steps(_SAMPLED)
         nothing = len(state.where)
         for i, j in zip(firsts.tolist(), seconds.tolist(), strict=True):
             if nothing <= j < nothing + len(state.offers) and j - nothing != state.where[i]:
-                found.append(abs(cost_change(t, i, nothing, int(state.where[i]), j - nothing)))
-        some = [change for change in found if change > EPS]
+                changes.append(abs(cost_change(t, i, nothing, int(state.where[i]), j - nothing)))
+        some = [change for change in changes if change > EPS]
         return float(np.mean(some)) if some else 1.0
 
     def _draw_steps(self, number: int) -> tuple[Ints, Ints]:

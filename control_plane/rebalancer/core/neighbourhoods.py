@@ -100,8 +100,8 @@ def improved(
             annealing.cycle(number, partial(share, number, _ANNEALED))
             annealing.shake(partial(share, number, _SHAKEN))
             parts.run(progress, CYCLES[number].until)
-    found = answer_of(state, state.where.copy(), before, clock() - began, parts.steps)
-    return found if parts.bound is None else replace(found, bound=parts.bound, is_optimal=True)
+    answer = answer_of(state, state.where.copy(), before, clock() - began, parts.steps)
+    return answer if parts.bound is None else replace(answer, bound=parts.bound, is_optimal=True)
 
 
 def _passed(progress: Callable[[], float], end: float) -> bool:

@@ -114,10 +114,8 @@ class PlacementProgram:
             self._add_room(variables, holds[variables], state.room[m] - held[m])
             for level, weights in state.layers:
                 for d in np.nonzero(weights[m])[0].tolist():
-                    above = float(used[m, d] - level[m, d])
-                    self._add_excess(
-                        variables, self.need[variables, d], above, float(weights[m, d])
-                    )
+                    above, weight = float(used[m, d] - level[m, d]), float(weights[m, d])
+                    self._add_excess(variables, self.need[variables, d], above, weight)
             for d, other, ratio, weight in state.ratio_goals:
                 amounts = self.need[variables, other] - ratio * self.need[variables, d]
                 free = state.offers[m] - used[m]
@@ -128,18 +126,19 @@ class PlacementProgram:
 
     def _add_bin_goals(self, used: Floats) -> None:
         """Add goals about bins; bins without containers of the program do not change."""
-        state, seen = self.state, self.container
+        state = self.state
         for bins, d, level, weight in state.bin_goals:
             now = np.bincount(bins, weights=state.used[:, d], minlength=len(level))
-            base = np.bincount(bins, weights=used[:, d], minlength=len(level))
-            for b in np.unique(bins[seen]).tolist():
-                variables = np.nonzero(bins[seen] == b)[0]
+            stays = np.bincount(bins, weights=used[:, d], minlength=len(level))
+            bin_of_variable = bins[self.container]
+            for b in np.unique(bin_of_variable).tolist():
+                variables = np.nonzero(bin_of_variable == b)[0]
                 self.constant -= weight * max(0.0, float(now[b] - level[b]))
-                self._add_excess(
-                    variables, self.need[variables, d], float(base[b] - level[b]), weight
-                )
+                above = float(stays[b] - level[b])
+                self._add_excess(variables, self.need[variables, d], above, weight)
 
     def _add_room(self, variables: Ints, amounts: Floats, left: Floats) -> None:
+        """Require that the objects of a container need at most the free room `left`."""
         for d in np.nonzero(amounts.sum(axis=0) > left)[0].tolist():
             some = np.nonzero(amounts[:, d])[0]
             size = float(amounts[some, d].max())
@@ -188,39 +187,39 @@ class PlacementProgram:
                     self._add_sum(by_bin.get(b, _NONE), 1.0, np.inf)
 
     def _by_group_and_bin(self, counts: GroupCounts) -> dict[int, dict[int, Ints]]:
-        """Return the variables of groups that some rule of a scope is about."""
+        """Return the variables of each group with a constraint in a scope, by bin."""
         groups, bins = self.state.group[self.object], counts.bins[self.container]
         has_constraint = counts.has_constraint[groups]
-        wide = counts.count.shape[1]
-        keys = groups * wide + bins
+        bins_in_scope = counts.count.shape[1]
+        keys = groups * bins_in_scope + bins
         some = np.nonzero(has_constraint)[0]
         some = some[np.argsort(keys[some], kind="stable")]
-        found: defaultdict[int, dict[int, Ints]] = defaultdict(dict)
+        by_group: defaultdict[int, dict[int, Ints]] = defaultdict(dict)
         for start, end in _runs(keys[some]):
-            group, b = divmod(int(keys[some[start]]), wide)
-            found[group][b] = some[start:end]
-        return found
+            group, b = divmod(int(keys[some[start]]), bins_in_scope)
+            by_group[group][b] = some[start:end]
+        return by_group
 
     def _add_sum(self, variables: Ints, lower: float, upper: float) -> None:
         self._add_row(variables, np.ones(len(variables)), lower, upper)
 
     def _add_spread(self, by_bin: dict[int, Ints], stays: Ints, least: int) -> None:
+        """Require objects of a group in at least `least` bins; `stays`: those that stay, by bin."""
         missing = least - int(np.count_nonzero(stays))
         if missing <= 0:
             return
-        seen = list[int]()
+        occupied = list[int]()
         for b, variables in by_bin.items():
             if not stays[b]:
-                seen.append(self._add_any_of(variables))
-        self._add_sum(np.array(seen, np.int64), missing, np.inf)
+                occupied.append(self._add_any_of(variables))
+        self._add_sum(np.array(occupied, np.int64), missing, np.inf)
 
     def _add_any_of(self, variables: Ints) -> int:
         """Return a new variable that is 1 only if one of the given variables is."""
-        seen = self._add_variable(0.0, 1.0, is_integer=True)
-        self._add_row(
-            np.append(variables, seen), np.append(np.ones(len(variables)), -1.0), 0.0, np.inf
-        )
-        return seen
+        any_of = self._add_variable(0.0, 1.0, is_integer=True)
+        index, value = np.append(variables, any_of), np.append(np.ones(len(variables)), -1.0)
+        self._add_row(index, value, 0.0, np.inf)
+        return any_of
 
     def _add_dependency(self, variables: Ints, needed: Ints) -> None:
         """Require that a variable of `variables` is 1 only if one of `needed` is."""

@@ -48,6 +48,7 @@ class PlacePower:
         return float(self._costs(np.arange(len(self.drawn_w)), self.drawn_w).sum())
 
     def _costs(self, places: Ints, drawn_w: Floats) -> Floats:
+        """Return the cost of each place at a power draw."""
         over_w = np.maximum(drawn_w - self._limit_w[places], 0.0)
         return np.asarray(over_w * self._cost_per_watt[places])
 
@@ -154,6 +155,7 @@ class RegionState:
         return np.stack([np.bincount(self.where, each, machines) for each in self.load.T], axis=1)
 
     def _tasks_by_machine(self, machines: int) -> list[list[int]]:
+        """Return the tasks on each machine."""
         order = np.argsort(self.where, kind="stable")
         edges = np.searchsorted(self.where[order], np.arange(machines + 1)).tolist()
         tasks = order.tolist()
