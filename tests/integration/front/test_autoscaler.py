@@ -29,7 +29,7 @@ from control_plane.api.autoscale import (
 from control_plane.api.intent_changes import JobIntents, SizeChange
 from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus
 from control_plane.autoscaler import stored_jobs
-from control_plane.autoscaler.core.latency import LearntLatency, carried, with_latency
+from control_plane.autoscaler.core.latency import LearntLatency, load_at_limit, with_latency
 from control_plane.autoscaler.core.observing import LoadReading
 from control_plane.autoscaler.core.recommendation import JobSizing, SizingState
 from control_plane.autoscaler.prometheus import PrometheusSource
@@ -350,7 +350,7 @@ def test_a_job_follows_the_load_that_its_latency_allows(
         load = 30.0 + 30.0 * (minute % 4)  # a queue that keeps tasks busy at 150 each
         at = now - 600 - 60.0 * (120 - minute)
         learnt = with_latency(learnt, limit, at, load, 0.05 / (1 - load / 150))
-    carries = carried(learnt, limit.limit_s)
+    carries = load_at_limit(learnt, limit.limit_s)
     assert carries == pytest.approx(125.0, rel=0.05)
     signal = f"query {POLICY.query}"
     sizing = JobSizing(state=SizingState(latency=learnt))
