@@ -1,4 +1,4 @@
-"""`twine-autoscaler`: sizes of jobs follow their load. A client of the front end."""
+"""`twine-autoscaler`: adjusts the sizes of jobs to their load, as a client of the front end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from wire import tls
 from wire.config_file import read_config
 from wire.prometheus import Prometheus
 
-HISTORY = 100
+WATCH_HISTORY = 100
 """Changes that the store keeps in memory for watches: there are no watches."""
 
 
@@ -65,7 +65,7 @@ async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:
     """Run until `stopping` is set, or until the store or a loop fails."""
     runtime = Runtime()
     async with AsyncExitStack() as stack:
-        store = SqliteStore(Path(config.state), HISTORY)
+        store = SqliteStore(Path(config.state), WATCH_HISTORY)
         if not await opened(stack, store, stopping, runtime):
             return
         anchor = Anchor(store, runtime, boot_id())

@@ -18,10 +18,10 @@ from control_plane.api.jobs import JobPhase, JobStatus, task_id
 from control_plane.api.load_tests import LoadTest, LoadTestRequest, LoadTestState, LoadTestStep
 from control_plane.api.weights import EndpointWeights
 from control_plane.autoscaler.core.load_testing import (
-    asked,
-    beyond,
     capacity,
+    exceeded_limit,
     multiples,
+    query_for,
     weights_for,
 )
 from control_plane.runtime.runtime import Runtime
@@ -29,10 +29,10 @@ from wire.errors import Conflict, NotFound, TwineError, Unprocessable, Unreachab
 from wire.prometheus import Prometheus
 
 log = logging.getLogger(__name__)
-FOR_S, AGAIN_S = 90.0, 30.0
-"""Weights are written again after `AGAIN_S`. Without that they expire after `FOR_S`: all tasks have
-their usual share within two minutes after this process died."""
-LOOKS = 5
+WEIGHTS_EXPIRE_S, WEIGHTS_RENEW_S = 90.0, 30.0
+"""Weights are written again after `WEIGHTS_RENEW_S`. If this process dies they expire after
+`WEIGHTS_EXPIRE_S`, and within two minutes all tasks have their usual share."""
+READS_PER_STEP = 5
 """Reads of latency and errors in each step; the last one is the step's measurement."""
 
 
@@ -48,7 +48,7 @@ class LoadTester:
     """At most one load test for each job at a time."""
 
     def __init__(self, runtime: Runtime, api: WeightsApi, prometheus: Prometheus | None) -> None:
-        """Test nothing yet; without Prometheus nothing can be tested."""
+        """Without Prometheus every test is refused."""
         self._runtime, self._api, self._prometheus = runtime, api, prometheus
         self._tests: dict[str, LoadTest] = {}
         self._work: dict[str, asyncio.Task[None]] = {}
@@ -98,30 +98,30 @@ class LoadTester:
             work.cancel()
             with suppress(asyncio.CancelledError):
                 await work
-        if self._work.pop(job, None) is not None:  # it had not begun
-            self._note(job, LoadTestState.FAILED, "it was ended", None)
+        if self._work.pop(job, None) is not None:  # `_run` had not begun when it was cancelled
+            self._set_result(job, LoadTestState.FAILED, "it was ended", None)
             await self._restore(job)
 
     async def _run(self, job: str, request: LoadTestRequest) -> None:
         try:
             reason = f"{request.most:g} times the usual requests were sent"
             for multiple in multiples(request):
-                step, why = await self._step(job, request, multiple)
+                step, why = await self._run_step(job, request, multiple)
                 if why:
                     reason = why
                     break
                 self._tests[job] = replace(self._tests[job], steps=[*self._tests[job].steps, step])
             found = capacity(self._tests[job].steps)
-            self._note(job, LoadTestState.DONE, reason, found)
+            self._set_result(job, LoadTestState.DONE, reason, found)
         except asyncio.CancelledError:
-            self._note(job, LoadTestState.FAILED, "it was ended", None)
+            self._set_result(job, LoadTestState.FAILED, "it was ended", None)
         except TwineError as e:
-            self._note(job, LoadTestState.FAILED, str(e), None)
+            self._set_result(job, LoadTestState.FAILED, str(e), None)
         finally:
             self._work.pop(job, None)
             await self._restore(job)
 
-    def _note(self, job: str, state: LoadTestState, reason: str, found: float | None) -> None:
+    def _set_result(self, job: str, state: LoadTestState, reason: str, found: float | None) -> None:
         self._tests[job] = replace(self._tests[job], state=state, reason=reason, capacity=found)
 
     async def _restore(self, job: str) -> None:
@@ -130,41 +130,45 @@ class LoadTester:
         except TwineError as e:  # the weights expire by themselves
             log.warning("usual weights were not restored", extra={"job": job, "reason": str(e)})
 
-    async def _step(
+    async def _run_step(
         self, job: str, request: LoadTestRequest, multiple: float
     ) -> tuple[LoadTestStep, str]:
-        """Return the measurement at a multiple, and the limit that it exceeds."""
+        """Return the measurement at a multiple, and the limit that it exceeds; empty: none."""
         status = await self._api.get_job(job)
         if status.healthy < status.record.spec.tasks:
             raise Unprocessable(f"{status.healthy} of {status.record.spec.tasks} tasks are healthy")
         others = [i for i in range(status.record.spec.tasks) if i != request.task]
         weights = weights_for(multiple, request.task, others)
         step, why = LoadTestStep(multiple=round(multiple, 2), load=0.0, latency_s=0.0), ""
-        for _ in range(LOOKS):
-            await self._shifted(job, weights, request.step_s / LOOKS)
+        for _ in range(READS_PER_STEP):
+            await self._hold_weights(job, weights, request.step_s / READS_PER_STEP)
             step = await self._measure(job, request, multiple)
-            why = beyond(request, step)
+            why = exceeded_limit(request, step)
             if why:
                 break
         return step, why
 
-    async def _shifted(self, job: str, weights: dict[int, int], seconds: float) -> None:
-        """Keep the weights for a time; they expire soon after this process ended."""
+    async def _hold_weights(self, job: str, weights: dict[int, int], seconds: float) -> None:
+        """Hold weights for a number of seconds, by writing them again before they expire."""
         ends = self._runtime.now() + seconds
         while (left := ends - self._runtime.now()) > 0:
-            await self._api.put_weights(job, EndpointWeights(weights=weights, for_s=FOR_S))
-            await self._runtime.sleep(min(AGAIN_S, left))
+            await self._api.put_weights(
+                job, EndpointWeights(weights=weights, for_s=WEIGHTS_EXPIRE_S)
+            )
+            await self._runtime.sleep(min(WEIGHTS_RENEW_S, left))
 
     async def _measure(self, job: str, request: LoadTestRequest, multiple: float) -> LoadTestStep:
         task = task_id(job, request.task)
         return LoadTestStep(
             multiple=round(multiple, 2),
-            load=await self._value(asked(request.load, task)),
-            latency_s=await self._value(asked(request.latency, task)),
-            errors=await self._value(asked(request.errors, task)) if request.errors else 0.0,
+            load=await self._query_value(query_for(request.load, task)),
+            latency_s=await self._query_value(query_for(request.latency, task)),
+            errors=await self._query_value(query_for(request.errors, task))
+            if request.errors
+            else 0.0,
         )
 
-    async def _value(self, query: str) -> float:
+    async def _query_value(self, query: str) -> float:
         assert self._prometheus is not None
         series = (await self._prometheus.query(query)).series("vector")
         if len(series) != 1 or series[0].value is None:

@@ -1,7 +1,7 @@
 """Measures the load of jobs by queries to a Prometheus server.
 
-Only `query_range` is used. For any answer of the server, the result is a load with its time, or the
-reason for its absence: the caller then holds the size.
+Only `query_range` is used. Whatever the server answers, the result is a load with its time, or the
+reason why there is none. In that case the caller holds the size.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class PrometheusSource:
         """Do nothing: this source keeps no state of jobs."""
 
     async def measure(self, status: JobStatus, policy: Autoscale) -> LoadReading:
-        """Return the newest points of the job's queries within the last five minutes."""
+        """Return the newest load and latency of a job within the last five minutes."""
         del status
-        found = await self._newest(policy.query)
+        load = await self._newest(policy.query)
         if policy.latency is None:
-            return found
-        return replace(found, latency=await self._newest(policy.latency.query))
+            return load
+        return replace(load, latency=await self._newest(policy.latency.query))
 
     async def _newest(self, query: str) -> LoadReading:
         end = self._runtime.date()
@@ -60,13 +60,13 @@ class PrometheusSource:
         end = self._runtime.date()
         fine = end - FINE * SLOT_S
         parts = ((end - HALF_HOURS * HALF_HOUR_S, fine, HALF_HOUR_S), (fine, end - SLOT_S, SLOT_S))
-        found = list[tuple[float, float]]()
+        points = list[tuple[float, float]]()
         try:
             for start, until, step in parts:
-                found += await self._points(policy.query, start, until, float(step))
+                points += await self._points(policy.query, start, until, float(step))
         except Unreachable:
             return None
-        return [(at, load) for at, load in found if math.isfinite(load) and load >= 0]
+        return [(at, load) for at, load in points if math.isfinite(load) and load >= 0]
 
     async def _points(
         self, query: str, start: float, end: float, step: float
@@ -78,7 +78,7 @@ class PrometheusSource:
             raise Unreachable(f"the query returns {len(series)} series; aggregate them, as sum(…)")
         values = series[0].values if series else []
         try:
-            found = [(at, float(text)) for at, text in values]
+            points = [(at, float(text)) for at, text in values]
         except ValueError as e:
             raise Unreachable(f"a value is not a number: {e}") from e
-        return sorted(p for p in found if start - DAY_S <= p[0] <= end + DAY_S)
+        return sorted(p for p in points if start - DAY_S <= p[0] <= end + DAY_S)

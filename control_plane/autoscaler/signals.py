@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,23 +12,23 @@ from agent.usage import TaskUsage
 from control_plane.api.autoscale import Autoscale, LoadSignal
 from control_plane.api.jobs import JobStatus
 from control_plane.api.tasks import TaskDescription
-from control_plane.autoscaler.core.observing import LoadReading, capacity_of, sampled
+from control_plane.autoscaler.core.observing import LoadReading, capacity_of, tasks_to_read
 from control_plane.runtime.runtime import Runtime
 from wire.errors import TwineError
 
 AT_ONCE = 16
 """Concurrent calls to the front end."""
-SHORTEST_S, LONGEST_S = 10.0, 600.0
-"""Time between the two readings of a rate."""
-_OVER = 1.25
-"""A reading above this multiple of a task's CPU limit is ignored as wrong."""
+RATE_MIN_S, RATE_MAX_S = 10.0, 600.0
+"""Shortest and longest time between the two readings that give a rate."""
+_ABOVE_LIMIT = 1.25
+"""A rate above this multiple of a task's CPU limit is ignored as wrong."""
 
 
 class LoadSource(Protocol):
     """Measures the load of jobs."""
 
     async def measure(self, status: JobStatus, policy: Autoscale) -> LoadReading:
-        """Return the present load of a job. Never raises a `TwineError`: that is a reason."""
+        """Return the present load of a job. A `TwineError` becomes the reason in `missing`."""
         ...
 
     async def past(self, status: JobStatus, policy: Autoscale) -> list[tuple[float, float]] | None:
@@ -41,7 +42,7 @@ class LoadSource(Protocol):
 
 @dataclass(slots=True)
 class _Counter:
-    """A task's counter that only rises, as last read: its CPU time, or bytes in its network."""
+    """The last reading of a task's CPU time or network bytes, which only rise."""
 
     value: float
     at: float
@@ -49,9 +50,9 @@ class _Counter:
 
 @dataclass(slots=True)
 class TaskUsageSource:
-    """CPU, memory and network from the agents, through the front end; needs no server of its own.
+    """Reads CPU, memory and network of tasks from their agents, through the front end.
 
-    In a job with many tasks `SAMPLE` are read, and their mean counts for all healthy ones.
+    In a job with many tasks only `SAMPLE` are read; their mean counts for all healthy tasks.
     """
 
     runtime: Runtime
@@ -72,25 +73,26 @@ class TaskUsageSource:
     async def measure(self, status: JobStatus, policy: Autoscale) -> LoadReading:
         """Return the load of a job by the usage of its tasks."""
         record, at = status.record, self.runtime.date()
-        of, counters = self._counters.get(record.name, (policy.signal, {}))
-        if of is not policy.signal:
+        signal, counters = self._counters.get(record.name, (policy.signal, {}))
+        if signal is not policy.signal:
             counters = {}
-        chosen = sampled(record, counters)
+        chosen = tasks_to_read(record, counters)
         if not chosen:
             return LoadReading(missing="no task runs")
         read = await asyncio.gather(*(self._read(record.name, index) for index in chosen))
         rates, failed, fresh = list[float](), "", dict[int, _Counter]()
-        most = capacity_of(record.spec, LoadSignal.CPU) * _OVER
-        most = most if policy.signal is LoadSignal.CPU else 0.0
+        largest_rate = math.inf
+        if policy.signal is LoadSignal.CPU:
+            largest_rate = capacity_of(record.spec, LoadSignal.CPU) * _ABOVE_LIMIT or math.inf
         for index, (described, now) in zip(chosen, read, strict=True):
             if isinstance(described, str):
                 failed = described
             elif policy.signal is LoadSignal.MEMORY:
                 rates += [float(described.usage.memory_bytes)] if described.usage else []
-            elif (value := _risen(described.usage, policy.signal)) is not None:
+            elif (value := _counter_of(described.usage, policy.signal)) is not None:
                 newer = _Counter(value, now)
                 rate, fresh[index] = _rate(counters.get(index), newer)
-                rates += [rate] if rate is not None and not 0 < most < rate else []
+                rates += [rate] if rate is not None and rate <= largest_rate else []
         self._counters[record.name] = policy.signal, fresh
         if 2 * len(rates) <= len(chosen) - 1 or not rates:
             why = failed or "rates need two readings"
@@ -106,7 +108,7 @@ class TaskUsageSource:
                 return str(e), 0.0
 
 
-def _risen(usage: TaskUsage | None, signal: LoadSignal) -> float | None:
+def _counter_of(usage: TaskUsage | None, signal: LoadSignal) -> float | None:
     """Return the counter whose rate is the signal; None: it was not read."""
     if usage is None:
         return None
@@ -118,11 +120,12 @@ def _risen(usage: TaskUsage | None, signal: LoadSignal) -> float | None:
 def _rate(before: _Counter | None, newer: _Counter) -> tuple[float | None, _Counter]:
     """Return the rate between two readings, and the reading to compare the next one with.
 
-    None for a first reading, after a restart (the counter begins again), and for readings that are
-    too far apart. Readings that are too close wait for a later one.
+    There is no rate for a first reading, for a first one after a restart (the counter begins
+    again), and for readings that are too far apart. Of two readings that are too close, the earlier
+    one is compared with the next.
     """
-    if before is None or newer.value < before.value or newer.at - before.at > LONGEST_S:
+    if before is None or newer.value < before.value or newer.at - before.at > RATE_MAX_S:
         return None, newer
-    if newer.at - before.at < SHORTEST_S:
+    if newer.at - before.at < RATE_MIN_S:
         return None, before
     return (newer.value - before.value) / (newer.at - before.at), newer

@@ -20,7 +20,12 @@ from control_plane.api.rebalancing import (
 from control_plane.cli import show
 from control_plane.cli.program import Target, shows_answer
 from control_plane.cli.show import output_option
-from control_plane.rebalancer.core.language import PlacementAnswer, read_model, toml_of, words_of
+from control_plane.rebalancer.core.language import (
+    PlacementAnswer,
+    describe_model,
+    read_model,
+    toml_of,
+)
 from wire.errors import InvalidInput
 from wire.written import WRITTEN
 
@@ -95,7 +100,7 @@ def rebalance_explain(target: Target, move: str, file: Path | None, output: str)
     """
     if file is not None:
         model = read_model(file.read_text(WRITTEN, errors="replace"))
-        found = MoveExplanation(lines=words_of(model), model="\n".join(toml_of(model)))
+        found = MoveExplanation(lines=describe_model(model), model="\n".join(toml_of(model)))
     else:
         found = target.ask(lambda client: client.explain_rebalance(move))
     if output == "toml":

@@ -1,4 +1,4 @@
-"""Stored counts of ended loans, kept promises and use; they survive a restart of the process."""
+"""Counts ended loans, kept promises and use, and stores the counts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from control_plane.api.elastic import FreedBy, JobFreed, PromiseCounts, PromiseReport, UseHistory
 from control_plane.api.jobs import JobRecord
 from control_plane.api.machines import MachineRecord
-from control_plane.elastic.core.expecting import noted, peak, quantile, slot
-from control_plane.elastic.survey import TURN, OwnerOf, machine_share
+from control_plane.elastic.core.expecting import peak, quantile, slot, with_use
+from control_plane.elastic.survey import CHECKPOINT_EVERY, OwnerOf, machine_share
 from control_plane.runtime.table import Table
 from control_plane.store import Store
 from control_plane.store.records import FREED, PROMISES, USE_HISTORIES
@@ -50,7 +50,7 @@ class ElasticLedger:
         self._now = 0.0
 
     async def load(self) -> None:
-        """Read what was counted before."""
+        """Read the stored counts."""
         for table in (self._uses, self._promises, self._freed):
             await table.load()
         self._history = {record.pool: record for record in self._uses.records()}
@@ -64,8 +64,8 @@ class ElasticLedger:
 
     # -- loans
 
-    def called(self, machine: str, tasks: int) -> None:
-        """Note that a loan was called back, and how many tasks that interrupts."""
+    def note_call_back(self, machine: str, tasks: int) -> None:
+        """Record that a loan was called back, and how many tasks that interrupts."""
         self._tasks[machine] = tasks
 
     def on_machine_change(
@@ -78,23 +78,22 @@ class ElasticLedger:
         if after is not None and after.loan is not None and after.loan.since == loan.since:
             return
         ended = self._ended(after, self._now)
-        known = self._counts.get(loan.promise_s) or PromiseCounts(promise_s=loan.promise_s)
-        known = replace(
-            known, ended=known.ended + 1, machine_s=known.machine_s + max(0.0, ended - loan.since)
-        )
+        counts = self._counts.get(loan.promise_s) or PromiseCounts(promise_s=loan.promise_s)
+        lent_s = max(0.0, ended - loan.since)
+        counts = replace(counts, ended=counts.ended + 1, machine_s=counts.machine_s + lent_s)
         if loan.revoked_at is not None:
             took = max(0.0, ended - loan.revoked_at)
             notice = max(0.0, (loan.return_by or ended) - loan.revoked_at)
-            known = replace(
-                known,
-                revoked=known.revoked + 1,
-                forced=known.forced + self._still_runs(name),
-                interrupted=known.interrupted + self._tasks.pop(name, 0),
-                broken=known.broken + (took > loan.promise_s),
-                notices_s=[*known.notices_s, notice][-SAMPLES:],
-                returns_s=[*known.returns_s, round(took, 3)][-SAMPLES:],
+            counts = replace(
+                counts,
+                revoked=counts.revoked + 1,
+                forced=counts.forced + self._still_runs(name),
+                interrupted=counts.interrupted + self._tasks.pop(name, 0),
+                broken=counts.broken + (took > loan.promise_s),
+                notices_s=[*counts.notices_s, notice][-SAMPLES:],
+                returns_s=[*counts.returns_s, round(took, 3)][-SAMPLES:],
             )
-        self._counts[loan.promise_s] = known
+        self._counts[loan.promise_s] = counts
         self._dirty = True
 
     @staticmethod
@@ -104,8 +103,8 @@ class ElasticLedger:
         return max([*ends, now])
 
     def promises(self) -> list[PromiseReport]:
-        """Return how well each promised time was kept, the shortest first."""
-        return [_shown(self._counts[promise]) for promise in sorted(self._counts)]
+        """Return how well each promised time was kept, the shortest one first."""
+        return [_report_of(self._counts[promise]) for promise in sorted(self._counts)]
 
     # -- use
 
@@ -114,9 +113,9 @@ class ElasticLedger:
         return self._history.get(pool) or UseHistory(pool=pool)
 
     def note_use(self, pool: str, used: int, now: float) -> UseHistory:
-        """Record the use of a pool, and how far it is below the pool's own peak (AS6)."""
+        """Record the use of a pool, and by how much it is below the pool's peak (AS6)."""
         known = self.history(pool)
-        after = noted(known, used, now)
+        after = with_use(known, used, now)
         if known.used and slot(now) > known.last:
             hours = min(slot(now) - known.last, 12) / 12
             freed = max(0, peak(after) - known.used[-1]) * hours
@@ -124,13 +123,13 @@ class ElasticLedger:
         self._history[pool] = after
         return after
 
-    def forget_pools(self, there: Collection[str]) -> None:
+    def forget_pools(self, existing: Collection[str]) -> None:
         """Forget the histories of entitlements that were deleted."""
-        for pool in [pool for pool in self._history if pool not in there]:
+        for pool in [pool for pool in self._history if pool not in existing]:
             del self._history[pool]
 
     def note_request(self, pool: str, has: int, wants: int, seconds: float) -> None:
-        """Add a period of `seconds` in which a borrower `has` machines and `wants` more."""
+        """Record that a borrower had `has` machines and wanted `wants` more for `seconds`."""
         known = self.history(pool)
         self._history[pool] = replace(
             known, had_s=known.had_s + has * seconds, wanted_s=known.wanted_s + wants * seconds
@@ -139,7 +138,7 @@ class ElasticLedger:
     async def note_jobs(
         self, owner_of: OwnerOf, now: float, checkpoint: Callable[[], Awaitable[None]]
     ) -> None:
-        """Record, every 5 minutes, how far autoscaled jobs are below their peak."""
+        """Record, every 5 minutes, by how much autoscaled jobs are below their peak."""
         if 0 <= now - self._jobs_at < _JOBS_S:
             return
         hours = min(max(0.0, now - self._jobs_at), 3600.0) / 3600 if self._jobs_at else 0.0
@@ -150,7 +149,7 @@ class ElasticLedger:
             claims = owner_of(entitlement).index.claims.get(record.name) or ()
             size = 0.0
             for number, claim in enumerate(claims):
-                if number % TURN == 0:
+                if number % CHECKPOINT_EVERY == 0:
                     await checkpoint()
                 size += machine_share(claim.demand, claim.machine.capacity)
             known = self._by_job.get(record.name) or FreedBy(
@@ -164,12 +163,12 @@ class ElasticLedger:
         self._by_job = {name: r for name, r in self._by_job.items() if name in names}
 
     def freed(self) -> list[JobFreed]:
-        """Return the machine-hours that autoscaled jobs left to others, the most first."""
-        found = [
+        """Return the machine-hours that autoscaled jobs left to others, largest first."""
+        lines = [
             JobFreed(job=r.job, entitlement=r.entitlement, machine_hours=round(r.machine_h, 2))
             for r in self._by_job.values()
         ]
-        return sorted(found, key=lambda line: (-line.machine_hours, line.job))
+        return sorted(lines, key=lambda line: (-line.machine_hours, line.job))
 
     # -- the store
 
@@ -189,7 +188,7 @@ class ElasticLedger:
 
 
 async def _write(table: Table[_T], records: Mapping[str, _T]) -> None:
-    """Bring a table in line with what is in memory."""
+    """Make a table equal to the records in memory."""
     changed: dict[str, _T | None] = {n: None for n in table.names() if n not in records}
     changed |= {name: r for name, r in records.items() if table.find(name) != r}
     if changed:
@@ -197,7 +196,7 @@ async def _write(table: Table[_T], records: Mapping[str, _T]) -> None:
             await table.commit_in_parts(changed)
 
 
-def _shown(counts: PromiseCounts) -> PromiseReport:
+def _report_of(counts: PromiseCounts) -> PromiseReport:
     notices, returns = counts.notices_s, counts.returns_s
     return PromiseReport(
         promise_s=counts.promise_s,

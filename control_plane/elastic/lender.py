@@ -1,8 +1,8 @@
 """Lends idle machines, and calls them back in time (EL1, EL2).
 
-Every few seconds the lender checks whether an owner waits for machines that are lent. Every few
-minutes it matches idle machines with borrowers. The decisions are in `core`. Loans and their
-deadlines are in the machines' records, so none is lost when the process ends.
+Every few seconds the lender checks whether an owner waits for lent machines. Every few minutes it
+matches idle machines with borrowers. The decisions are in `core`. Loans and their deadlines are in
+the machines' records, so they survive the process.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from control_plane.elastic.core.matching import (
     NewLoan,
     Offer,
     OpenLoan,
-    called_back,
-    matched,
+    loans_to_call_back,
+    match_loans,
 )
 from control_plane.elastic.ledger import ElasticLedger
 from control_plane.elastic.survey import LenderParts, PoolWaiting
@@ -37,27 +37,32 @@ from wire.errors import Conflict, NotFound, TwineError
 
 log = logging.getLogger(__name__)
 COUNT_S = 60.0
-"""Interval between counts of the machines in use: a large region has a million machines."""
+"""Interval between counts of the machines in use, because a large region has a million machines."""
 AT_ONCE = 50
-"""Loans that are called back at once: a slow store must not use up the promise."""
+"""Loans that are called back at once, so that a slow store does not use up the promised time."""
 UNUSED_S = 120.0
-"""A borrower gives a machine back after it has had no tasks for this long."""
+"""Time without tasks after which a borrower's loan ends."""
 INSIST_S = 15.0
-"""An owner that waits longer gets its lent machines back although some machines are free. It cannot
-use the free ones: they are promised to others, or their rack has no power left."""
+"""An owner that waits longer gets its lent machines back even if machines are free. It cannot use
+these, because they are promised to others or their rack has no power left."""
 
 
 @dataclass(frozen=True, slots=True)
-class PoolNow:
+class PoolState:
     """The state of one pool in a round of the lender."""
 
     pool: str
     spec: EntitlementSpec
     used: int
+    """Its own machines with tasks."""
     expected: int
+    """The most machines that it will use until a loan made now could return."""
     short: int
+    """Machines of its quota that it waits for."""
     wants: int
+    """Machines that it would borrow in addition."""
     types: frozenset[str]
+    """Machine types on which its waiting tasks can run."""
 
 
 class Lender:
@@ -69,16 +74,18 @@ class Lender:
         self._runtime = parts.region.runtime
         self._broker = parts.region.broker
         self._idle_since: dict[str, float] = {}
-        """Machine without tasks → when it was first seen without (time of the loop).
+        """Machine without tasks → when that was first observed (time of the loop).
 
-        An entry is removed as soon as tasks come or leave (`note_use`).
+        `note_use` removes an entry as soon as tasks arrive or leave.
         """
         self.short_since: dict[str, float] = {}
+        """Pool that waits for machines of its quota → since when (time of the loop)."""
         self.why: dict[str, str] = {}
         """Machine → reason of its recall."""
         self.proposed = 0
+        """Loans that the last matching proposed."""
         self._matched_at = float("-inf")
-        self.now: dict[str, PoolNow] = {}
+        self.now: dict[str, PoolState] = {}
         self.has_surveyed = False
         """Whether `now` has been read since this process started."""
         self.loans = self.leaving = 0
@@ -93,9 +100,9 @@ class Lender:
             await self._round()
 
     def note_use(self, machines: Sequence[str]) -> None:
-        """Note that tasks came to machines or left them: they were in use until now.
+        """Record that tasks came to machines or left them, so they were in use until now.
 
-        A use that begins and ends between two rounds is seen only here.
+        A use that begins and ends between two rounds is reported only here.
         """
         for machine in machines:
             self._idle_since.pop(machine, None)
@@ -121,8 +128,9 @@ class Lender:
         records = self._parts.entitlements.records()
         return {r.name: r.spec for r in records if r.spec.materialization is None}
 
-    async def _survey(self, loans: Sequence[OpenLoan]) -> dict[str, PoolNow]:
-        found, borrowed = dict[str, PoolNow](), {loan.machine for loan in loans}
+    async def _survey(self, loans: Sequence[OpenLoan]) -> dict[str, PoolState]:
+        """Return the state of all pools; counts machines in use every `COUNT_S`."""
+        pools, borrowed = dict[str, PoolState](), {loan.machine for loan in loans}
         waits = survey.waiting(self._parts.allocators)
         now, wall, specs = self._runtime.now(), self._runtime.date(), self._pools()
         if now - self._counted_at >= COUNT_S:
@@ -143,7 +151,7 @@ class Lender:
             used = self.by_msb.get(pool, Counter()).total()
             waiting = waits.get(pool, PoolWaiting())
             types = frozenset(waiting.types)
-            left = self._left(pool, types) if waiting.machines else 0
+            left = self._quota_left(pool, types) if waiting.machines else 0
             short = waiting.machines
             short = short if left is None else min(short, left + lent[pool])
             wants = max(0, min(spec.borrows - taken[pool], waiting.machines - short))
@@ -154,10 +162,11 @@ class Lender:
             if spec.borrows:
                 self._ledger.note_request(pool, usable[pool], wants, self._settings.look_s)
             most = expected(self._ledger.history(pool), used, wall, ahead_s)
-            found[pool] = PoolNow(pool, spec, used, most, short, wants, types)
-        return found
+            pools[pool] = PoolState(pool, spec, used, most, short, wants, types)
+        return pools
 
-    def _left(self, pool: str, types: frozenset[str]) -> int | None:
+    def _quota_left(self, pool: str, types: frozenset[str]) -> int | None:
+        """Return how many more machines a pool's quota permits; None: its quota has no number."""
         allocator = self._parts.owner_of(pool)
         kinds = [k.capacity for k in allocator.index.kinds() if k.capacity.machine_type in types]
         return allocator.quotas.machines_left(pool, kinds)
@@ -166,19 +175,19 @@ class Lender:
         return spec.elastic.promise.seconds if spec.elastic else self._settings.promise.seconds
 
     def _free_promise(self) -> float:
-        """Return the promise of free machines in seconds: the shortest that any owner was given."""
+        """Return the promised time in seconds for free machines: the shortest of any owner."""
         owners = [s for s in self._pools().values() if s.elastic and s.machines != 0]
         return min([self._settings.promise.seconds, *map(self._promise, owners)])
 
     def kept_free(self) -> int:
-        """Return how many free machines are not lent because owners are expected to need them."""
+        """Return how many free machines are not lent, because owners are expected to need them."""
         growth = sum(max(0, p.expected - p.used) for p in self.now.values())
         return self._settings.keep_free + growth
 
     # -- calling back
 
     async def _revoke(self, loans: Sequence[OpenLoan]) -> None:
-        calls = called_back(
+        calls = loans_to_call_back(
             loans,
             self._needs(loans),
             self._runtime.date(),
@@ -199,20 +208,20 @@ class Lender:
             log.warning("loan could not be revoked", extra=fields)
             return
         self.why[call.machine] = call.why
-        self._ledger.called(call.machine, tasks)
+        self._ledger.note_call_back(call.machine, tasks)
 
     def _needs(self, loans: Sequence[OpenLoan]) -> list[Need]:
         """Return the machines that owners wait for, and those that the free pool will lack."""
-        found = list[Need]()
+        needs = list[Need]()
         if not loans:
-            return found
+            return needs
         coming = [loan for loan in loans if loan.revoked and loan.donor == FREE]
         for pool in sorted(self.now.values(), key=lambda p: (-p.spec.priority, p.pool)):
             if not pool.short:
                 continue
             waited = self._runtime.now() - self.short_since[pool.pool]
-            there = survey.usable_free(self._parts.owner_of, pool.types)
-            there = there if waited < INSIST_S else 0
+            free_now = survey.usable_free(self._parts.owner_of, pool.types)
+            free_now = free_now if waited < INSIST_S else 0
             need = Need(
                 pool=pool.pool,
                 machines=0,
@@ -225,31 +234,32 @@ class Lender:
             own = sum(
                 loan.revoked and loan.donor == pool.pool and need.is_met_by(loan) for loan in loans
             )
-            missing = max(0, pool.short - there - own)
+            missing = max(0, pool.short - free_now - own)
             taken = {loan.machine for loan in [c for c in coming if need.is_met_by(c)][:missing]}
             coming = [loan for loan in coming if loan.machine not in taken]
             missing -= len(taken)
-            left = self._left(pool.pool, pool.types)
+            left = self._quota_left(pool.pool, pool.types)
             from_free = missing if left is None else min(missing, left)
-            found.append(replace(need, machines=missing, from_free=from_free))
+            needs.append(replace(need, machines=missing, from_free=from_free))
         free = self._parts.free() + len(coming)
         ahead = max(0, self.kept_free() - free)
         if ahead:
             why = "owners are expected to need more machines"
-            found.append(Need(FREE, ahead, priority=-1, from_free=ahead, why=why))
-        return found
+            needs.append(Need(FREE, ahead, priority=-1, from_free=ahead, why=why))
+        return needs
 
     def _open_loans(self) -> list[OpenLoan]:
-        found, now, wall = list[OpenLoan](), self._runtime.now(), self._runtime.date()
+        """Return all loans with their present use."""
+        loans, now, wall = list[OpenLoan](), self._runtime.now(), self._runtime.date()
         for record in self._parts.loans.lent():
             loan = record.loan
             if loan is None:
                 continue
-            tasks, since = self._parts.tasks_on(record.machine), self._idle_since
-            idle_s = 0.0 if tasks else now - since.setdefault(record.machine, now)
+            tasks = self._parts.tasks_on(record.machine)
+            idle_s = 0.0 if tasks else now - self._idle_since.setdefault(record.machine, now)
             if tasks:
-                since.pop(record.machine, None)
-            found.append(
+                self.note_use([record.machine])
+            loans.append(
                 OpenLoan(
                     machine=record.machine,
                     donor=loan.donor,
@@ -265,7 +275,7 @@ class Lender:
                     region=record.location.region,
                 )
             )
-        return found
+        return loans
 
     # -- lending
 
@@ -279,15 +289,15 @@ class Lender:
         borrowers = self._borrowers(loans)
         new = list[NewLoan]()
         if borrowers and not any(pool.short for pool in self.now.values()):
-            offers, idle = self._offers(), await self._idle()
-            new = await self._runtime.offload(matched, idle, offers, borrowers)
+            offers, idle = self._offers(), await self._idle_machines()
+            new = await self._runtime.offload(match_loans, idle, offers, borrowers)
         self.proposed = len(new)
         if self._settings.mode is not ElasticMode.APPLY or self.holding():
             return
         began = self._runtime.now()
         for loan in new:
             if self._runtime.now() - began > self._settings.look_s:
-                self._matched_at = float("-inf")  # owners first; then what is left is matched again
+                self._matched_at = float("-inf")  # owners come first; the next round matches again
                 return
             try:
                 await self._lend(loan)
@@ -320,11 +330,12 @@ class Lender:
         self._idle_since.pop(new.machine, None)
 
     def _borrowers(self, loans: Sequence[OpenLoan]) -> list[Borrower]:
-        found = list[Borrower]()
+        """Return the pools that want to borrow machines."""
+        borrowers = list[Borrower]()
         for pool in self.now.values():
             elastic = pool.spec.elastic
             if elastic is not None and pool.wants:
-                found.append(
+                borrowers.append(
                     Borrower(
                         pool=pool.pool,
                         wants=pool.wants,
@@ -337,7 +348,7 @@ class Lender:
                         region=pool.spec.region,
                     )
                 )
-        return found
+        return borrowers
 
     def _offers(self) -> dict[str, Offer]:
         """Return the terms of the free pool and of each pool that lends."""
@@ -350,15 +361,22 @@ class Lender:
                 offers[pool.pool] = Offer(elastic.promise.seconds, elastic.lend_after_s, ahead)
         return offers
 
-    async def _idle(self) -> list[Idle]:
-        found, now, seen = list[Idle](), self._runtime.now(), dict[str, float]()
+    async def _idle_machines(self) -> list[Idle]:
+        """Return the machines that may be lent; forget since when other machines are idle.
+
+        Machines change pools and get tasks at each checkpoint, so this reads a copy of each pool
+        and changes `_idle_since` in place.
+        """
+        idle, now = list[Idle](), self._runtime.now()
         for pool in (FREE, *(p for p, n in self.now.items() if n.spec.elastic)):
-            for machine in survey.unused(self._parts.owner_of, pool):
+            for machine in list(survey.unused(self._parts.owner_of, pool)):
                 record = self._broker.table.find(machine.name)
                 if record is None or record.loan is not None or record.hold is not None:
                     continue
-                since = seen[machine.name] = self._idle_since.get(machine.name, now)
-                found.append(
+                if machine.jobs or machine.pool != pool:
+                    continue
+                since = self._idle_since.setdefault(machine.name, now)
+                idle.append(
                     Idle(
                         machine=machine.name,
                         donor=pool,
@@ -370,12 +388,13 @@ class Lender:
                     )
                 )
                 await self._runtime.checkpoint()
-        lent = {record.machine for record in self._parts.loans.lent()}
-        kept = {name: since for name, since in self._idle_since.items() if name in lent}
-        self._idle_since = kept | seen
-        return found
+        known = {machine.machine for machine in idle}
+        known |= {record.machine for record in self._parts.loans.lent()}
+        for name in self._idle_since.keys() - known:
+            del self._idle_since[name]
+        return idle
 
 
 def _is_leaving(record: MachineRecord, now: float) -> bool:
-    """Return whether a lent machine is useless to its owner because planned work takes it."""
+    """Return whether planned work takes a lent machine, so that its owner could not use it."""
     return bool(blocking(record, now)) and (record.loan is None or record.loan.revoked_at is None)

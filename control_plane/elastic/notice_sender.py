@@ -1,6 +1,6 @@
 """Sends agents the notices for their tasks: plans for the machine, and lent capacity (EL9).
 
-Only machines with tasks of jobs that have `life.notice` get notices. Notices are not stored: a
+Only machines with tasks of jobs that have `life.notice` get notices. Notices are not stored. A
 control plane that takes over sends all of them again, and agents accept repetitions.
 """
 
@@ -25,14 +25,14 @@ AT_ONCE = 32
 TIMEOUT_S = 10.0
 RETRY_S = 30.0
 """An agent that refused notices gets them again after this time."""
-AGAIN_S = 600.0
+RESEND_S = 600.0
 """Accepted notices are sent again after this time."""
-_LOOK = 200
+_CHECKPOINT_EVERY = 200
 """Jobs that are read between two checks whether other tasks of the loop wait."""
 
 
 class NoticeSender:
-    """Keeps the notices of all agents current; `look` is called every few seconds."""
+    """Keeps the notices of all agents current; `send_due` is called every few seconds."""
 
     def __init__(
         self, region: Region, jobs: Table[JobRecord], pool: AgentPool, number: Callable[[], int]
@@ -44,42 +44,43 @@ class NoticeSender:
         self._pauses: dict[str, float] = {}
         """Machine → when to try again after a failure."""
 
-    async def look(self, signal: Callable[[str], CapacitySignal | None]) -> None:
-        """Send agents the notices that they lack; `signal` is called per entitlement."""
-        wanted = await self._wanted(signal)
+    async def send_due(self, signal: Callable[[str], CapacitySignal | None]) -> None:
+        """Send agents the notices that they lack; `signal` returns the state of an entitlement."""
+        wanted = await self._wanted_notices(signal)
         for machine in [name for name in self._accepted if name not in wanted]:
-            wanted[machine] = HostNotices(epoch=self._number())  # withdrawn: no task is left there
+            wanted[machine] = HostNotices(epoch=self._number())  # no task is left: withdraw all
         gate = asyncio.Semaphore(AT_ONCE)
         now = self._region.runtime.now()
-        due = {name: found for name, found in wanted.items() if self._is_due(name, found, now)}
-        await asyncio.gather(*(self._send(gate, name, found) for name, found in due.items()))
+        due = {n: notices for n, notices in wanted.items() if self._is_due(n, notices, now)}
+        await asyncio.gather(*(self._send(gate, n, notices) for n, notices in due.items()))
         for name in [n for n in self._accepted if n not in due and _is_empty(wanted.get(n))]:
-            if now - self._accepted[name][2] > AGAIN_S:
+            if now - self._accepted[name][2] > RESEND_S:
                 del self._accepted[name]
 
-    async def _wanted(
+    async def _wanted_notices(
         self, signal: Callable[[str], CapacitySignal | None]
     ) -> dict[str, HostNotices]:
         """Return machine → the notices for its tasks."""
-        asked = dict[str, set[str]]()
+        entitlements_of = dict[str, set[str]]()
         for number, record in enumerate(self._jobs.records()):
-            if number % _LOOK == 0:
+            if number % _CHECKPOINT_EVERY == 0:
                 await self._region.runtime.checkpoint()
             request = record.spec.life.notice
             if request is not None:
                 for machine in _machines(record):
-                    asked.setdefault(machine, set()).update(request.capacity_of)
-        names = {name for one in asked.values() for name in one}
+                    entitlements_of.setdefault(machine, set()).update(request.capacity_of)
+        names = set[str]().union(*entitlements_of.values())
         states = {name: state for name in names if (state := signal(name)) is not None}
-        epoch, found = self._number(), dict[str, HostNotices]()
-        for machine, capacity_of in asked.items():
-            known = self._region.broker.table.find(machine)
-            if known is not None:
+        epoch, wanted = self._number(), dict[str, HostNotices]()
+        for machine, capacity_of in entitlements_of.items():
+            found = self._region.broker.table.find(machine)
+            if found is not None:
                 lent = [_capacity(states[name]) for name in sorted(capacity_of & states.keys())]
-                found[machine] = HostNotices(epoch=epoch, notices=_notices(known), capacity=lent)
-        return found
+                wanted[machine] = HostNotices(epoch=epoch, notices=_notices(found), capacity=lent)
+        return wanted
 
     def _is_due(self, machine: str, notices: HostNotices, now: float) -> bool:
+        """Return whether an agent answers and lacks these notices."""
         observed = self._region.observations.observation(machine)
         if not observed.answering or self._pauses.get(machine, now) > now:
             return False
@@ -88,7 +89,7 @@ class NoticeSender:
             return not _is_empty(notices)
         boot_id, accepted, at = known
         if accepted == notices and boot_id == observed.boot_id:
-            return not _is_empty(notices) and now - at > AGAIN_S
+            return not _is_empty(notices) and now - at > RESEND_S
         return True
 
     async def _send(self, gate: asyncio.Semaphore, machine: str, notices: HostNotices) -> None:

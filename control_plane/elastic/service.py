@@ -69,8 +69,8 @@ class ElasticService:
         """Send notices to agents until cancelled."""
         runtime, settings = self._parts.region.runtime, self._parts.region.settings.elastic
         while True:
-            if self._lender.has_surveyed:  # before that every borrower seems to have all it wants
-                await self._sender.look(self._signal)
+            if self._lender.has_surveyed:  # until then all borrowers seem to be satisfied
+                await self._sender.send_due(self._signal)
             await runtime.sleep(settings.look_s)
 
     def _signal(self, entitlement: str) -> CapacitySignal | None:
@@ -116,10 +116,10 @@ class ElasticService:
     def report(self) -> ElasticReport:
         """Return the loans, the entitlements that wait, and how well promises were kept."""
         views, now = self._views(), self._parts.region.runtime.now()
-        pools, left = [], self._left()
+        pools, left_by = [], self._left_by_entitlement()
         for p in self._lender.now.values():
             history = self._ledger.history(p.pool)
-            asked = history.wanted_s + history.had_s
+            requested_s = history.wanted_s + history.had_s
             pools.append(
                 PoolElasticity(
                     entitlement=p.pool,
@@ -130,8 +130,8 @@ class ElasticService:
                     wanted=p.wants,
                     short=p.short,
                     short_for_s=round(now - self._lender.short_since.get(p.pool, now), 1),
-                    availability=round(history.had_s / asked, 4) if asked else None,
-                    left=left[p.pool],
+                    availability=round(history.had_s / requested_s, 4) if requested_s else None,
+                    left=left_by[p.pool],
                     freed_machine_hours=round(history.freed_h, 2),
                 )
             )
@@ -149,8 +149,8 @@ class ElasticService:
             holding=self._lender.holding(),
         )
 
-    def _left(self) -> Counter[str]:
-        """Return entitlement → how many free or lent machines it was the last to give back."""
+    def _left_by_entitlement(self) -> Counter[str]:
+        """Return entitlement → free or lent machines that it gave back last."""
         table = self._parts.region.broker.table
         free = (m.name for m in survey.unused(self._parts.owner_of, FREE))
         known = [record for name in free if (record := table.find(name)) is not None]
@@ -177,7 +177,7 @@ class ElasticService:
         ]
 
     def counts(self) -> ElasticCounts:
-        """Return the measured numbers as of the last round of the lender."""
+        """Return the counts as of the last round of the lender."""
         ended, now = self._ledger.promises(), self._lender.now.values()
         return ElasticCounts(
             loans=self._lender.loans,
@@ -209,7 +209,8 @@ class ElasticService:
     def _surge(self, record: JobRecord) -> float:
         """Return how many machines the extra tasks of a job take while it is updated."""
         claims = self._parts.owner_of(record.spec.entitlement).index.claims.get(record.name)
-        one = next(iter(claims), None) if claims is not None else None
-        if one is None:
+        claim = next(iter(claims), None) if claims is not None else None
+        if claim is None:
             return 0.0
-        return round(record.spec.update.surge * machine_share(one.demand, one.machine.capacity), 3)
+        share = machine_share(claim.demand, claim.machine.capacity)
+        return round(record.spec.update.surge * share, 3)

@@ -1,4 +1,4 @@
-"""Reads from the allocators which machines pools use and wait for: input for `core.matching`."""
+"""Reads from the allocators which machines pools use and wait for, as input for `core.matching`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from control_plane.runtime.table import Checkpoint, Table
 
 OwnerOf = Callable[[str], Allocator]
 """Returns the allocator that decides about a pool."""
-TURN = 200
+CHECKPOINT_EVERY = 200
 """Machines or tasks that are read between two checks whether other tasks of the loop wait."""
 
 
@@ -72,7 +72,7 @@ def per_machine(demand: Demand, capacity: Capacity) -> int:
 
 
 def machine_share(demand: Demand, capacity: Capacity) -> float:
-    """Return the share of a machine that a task claims, of the resource it claims most of."""
+    """Return the largest share of a machine's memory, CPU and GPUs that a task claims."""
     return max(
         demand.memory_bytes / capacity.memory_bytes if capacity.memory_bytes else 0.0,
         demand.cpu_on(capacity) / capacity.cpu_room if capacity.cpu_room else 0.0,
@@ -81,23 +81,24 @@ def machine_share(demand: Demand, capacity: Capacity) -> float:
 
 
 def waiting(allocators: Iterable[Allocator]) -> dict[str, PoolWaiting]:
-    """Return pool → how many machines its tasks without a machine would fill."""
-    found: dict[str, PoolWaiting] = {}
+    """Return pool → the machines that its tasks without a machine would fill."""
+    pools: dict[str, PoolWaiting] = {}
     for allocator in allocators:
         kinds, claims = allocator.index.kinds(), allocator.index.claims
         for request in allocator.waiting.requests():
-            mine = [k for k in kinds if allocator.quotas.allows(request.pool, k)]
+            allowed = [k for k in kinds if allocator.quotas.allows(request.pool, k)]
             for demand, tasks in _unplaced(request, claims.get(request.job)):
-                most = {k.capacity.machine_type: _room(demand, k) for k in mine}
-                types = {kind for kind, count in most.items() if count}
+                per_type = {k.capacity.machine_type: _tasks_on(demand, k) for k in allowed}
+                types = {kind for kind, count in per_type.items() if count}
                 if types:
-                    pool = found.setdefault(request.pool, PoolWaiting())
-                    pool.machines += ceil(tasks / max(most.values()))
+                    pool = pools.setdefault(request.pool, PoolWaiting())
+                    pool.machines += ceil(tasks / max(per_type.values()))
                     pool.types |= types
-    return found
+    return pools
 
 
-def _room(demand: Demand, kind: Machine) -> int:
+def _tasks_on(demand: Demand, kind: Machine) -> int:
+    """Return how many such tasks an empty machine of a kind takes."""
     suits = not demand.requires or admits(demand, kind)
     return per_machine(demand, kind.capacity) if suits else 0
 
@@ -119,14 +120,14 @@ def _unplaced(request: Request, claims: Claims | None) -> Iterator[tuple[Demand,
 async def used_by_msb(
     owner_of: OwnerOf, pool: str, lent: Callable[[str], bool], checkpoint: Checkpoint
 ) -> Counter[str]:
-    """Return MSB → how many of a pool's own machines have tasks."""
-    found = Counter[str]()
+    """Return MSB → the number of a pool's own machines with tasks."""
+    used = Counter[str]()
     for number, machine in enumerate(list(owner_of(pool).index.pool(pool).machines())):
-        if number % TURN == 0:
+        if number % CHECKPOINT_EVERY == 0:
             await checkpoint()
         if machine.jobs and not lent(machine.name):
-            found[machine.place.msb] += 1  # a path that begins with the data center
-    return found
+            used[machine.place.msb] += 1  # a path that begins with the data center
+    return used
 
 
 def unused(owner_of: OwnerOf, pool: str) -> Iterator[Machine]:

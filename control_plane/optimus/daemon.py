@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from agent.api import Ack, Name
 from control_plane.api.opportunistic import OPTIMUS_ROUTES, QueuedWork, WorkQueue
-from control_plane.autoscaler.daemon import HISTORY, client_of
+from control_plane.autoscaler.daemon import WATCH_HISTORY, client_of
 from control_plane.cli.jobfile import read_document
 from control_plane.commands import run, until_signal
 from control_plane.optimus.service import EVERY_S, Optimus
@@ -103,7 +103,7 @@ async def serve(config: OptimusConfig, stopping: asyncio.Event) -> None:
     """Run until `stopping` is set, or until the store or a loop fails."""
     runtime = Runtime()
     async with AsyncExitStack() as stack:
-        store = SqliteStore(Path(config.state), HISTORY)
+        store = SqliteStore(Path(config.state), WATCH_HISTORY)
         if not await opened(stack, store, stopping, runtime):
             return
         anchor = Anchor(store, runtime, boot_id())

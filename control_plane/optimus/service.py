@@ -13,7 +13,14 @@ from control_plane.api.capacity import EntitlementView
 from control_plane.api.elastic import CapacitySignal, CapacityState
 from control_plane.api.jobs import JobSpec, JobStatus
 from control_plane.api.opportunistic import QueuedState, QueuedWork, WorkQueue, WorkRequest
-from control_plane.optimus.core.choosing import RETRY_MAX_S, chosen, failed, in_order, job_of, seen
+from control_plane.optimus.core.choosing import (
+    RETRY_MAX_S,
+    choose_work,
+    failed,
+    in_order,
+    job_of,
+    updated_work,
+)
 from control_plane.process import despite_damage
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
@@ -26,10 +33,10 @@ log = logging.getLogger(__name__)
 EVERY_S = 15.0
 """Interval of the rounds."""
 KEEP_S = 7 * 86_400.0
-"""How long ended work is shown, and counts for its user's share."""
+"""Time for which ended work is shown and counts for its user's share."""
 LATE_S = 600.0
-"""How long a start without an answer may still come through: a request ends after 30 s, and a front
-end that is overloaded or stopped may carry it out later."""
+"""Time for which a start without an answer may still take effect. The request ends after 30 s, but
+an overloaded or stopped front end may carry it out later."""
 _PREEMPTED = "work of higher priority needs its machines"
 
 
@@ -56,18 +63,18 @@ class Optimus:
         ahead: int,
         every_s: float = EVERY_S,
     ) -> None:
-        """`ahead` is the number of tasks beyond the running ones that may wait for machines."""
+        """`ahead`: the most tasks, besides the running ones, that may wait for machines."""
         self._runtime, self._api, self._entitlement = runtime, api, entitlement
         self._shares, self._ahead, self._every_s = shares, ahead, every_s
         self._table = Table(store, WORK, QueuedWork, "work")
         self._capacity, self._failing = "", ""
         self._placed: dict[str, dict[int, str]] = {}
         """Work → task → machine, as last observed."""
-        self._housed = set[str]()
+        self._fully_placed = set[str]()
         """Work whose tasks all had a machine when it was last observed."""
         self._running = 0
         self._to_stop = set[str]()
-        """Work that must not run, but whose job may still exist after a restart of this process."""
+        """Work that must not run; after a restart of this process its job may still exist."""
         self._damaged = set[str]()
         """Work whose record was set aside."""
 
@@ -93,14 +100,14 @@ class Optimus:
         """Run a round every `every_s` seconds until cancelled."""
         while True:
             try:
-                await self.look()
+                await self.run_round()
                 self._failing = ""
             except TwineError as e:
                 self._failing = str(e)
                 log.warning("no work was chosen", extra={"reason": str(e)})
             await self._runtime.sleep(self._every_s)
 
-    async def look(self) -> None:
+    async def run_round(self) -> None:
         """Update the work from its jobs, then start and stop work accordingly."""
         await self.check()
         self._capacity = (await self._api.get_signal(self._entitlement)).state.value
@@ -109,51 +116,51 @@ class Optimus:
             await self._stop(name)
         for work in self._table.records():
             if work.state is QueuedState.RUNNING:
-                await self._follow(work.name, now)
-            elif _is_over(work, now):
+                await self._update_if_running(work.name, now)
+            elif _is_expired(work, now):
                 async with self._table.lock(work.name):
                     if self._table.find(work.name) is work:
                         await self._table.commit(work.name, None)
         room = self._running + self._ahead
-        start, stop = chosen(self._table.records(), self._shares, room, now)
+        start, stop = choose_work(self._table.records(), self._shares, room, now)
         for name in stop:
             async with self._table.lock(name):
                 if (one := self._in_state(name, QueuedState.RUNNING)) is not None:
                     await self._end(replace(one, state=QueuedState.WAITING, reason=_PREEMPTED))
         for name in start:
-            await self._start(name, now)
+            await self._start_if_waiting(name, now)
         for work in self._table.records():
             if work.doubt_until > now and work.name not in start:
                 await self._stop_late(work.name)
 
     async def _stop_late(self, name: str) -> None:
-        """Stop the job of work that must not run: a start may have come through late."""
+        """Stop the job of work that must not run, because a start may have taken effect late."""
         async with self._table.lock(name):
             work = self._table.find(name)
             if work is not None and work.state is not QueuedState.RUNNING:
                 await self._stop(name)
 
     def _in_state(self, name: str, state: QueuedState) -> QueuedWork | None:
-        """Return work as it is now; None: it was cancelled, or has another state.
+        """Return the present record of work; None: it was cancelled, or has another state.
 
-        The caller holds its lock, so that a user cannot cancel it before the next change.
+        The caller holds the work's lock, so that no user cancels it before the next change.
         """
         known = self._table.find(name)
         return known if known is not None and known.state is state else None
 
-    async def _follow(self, name: str, now: float) -> None:
+    async def _update_if_running(self, name: str, now: float) -> None:
         async with self._table.lock(name):
             if (work := self._in_state(name, QueuedState.RUNNING)) is not None:
-                await self._followed(work, now)
+                await self._update_work(work, now)
 
-    async def _followed(self, work: QueuedWork, now: float) -> None:
+    async def _update_work(self, work: QueuedWork, now: float) -> None:
         try:
             status = await self._api.get_job(work.name)
         except NotFound:
             await self._table.commit(work.name, replace(work, state=QueuedState.WAITING))
             return
-        if others := self._not_ours(status):
-            waiting = replace(work, state=QueuedState.WAITING, reason=others)
+        if taken := self._other_owner(status):
+            waiting = replace(work, state=QueuedState.WAITING, reason=taken)
             await self._table.commit(work.name, waiting)
             return
         self._running += status.running
@@ -162,10 +169,10 @@ class Optimus:
         moves = sum(before.get(task, machine) != machine for task, machine in places.items())
         self._placed[work.name] = before | places
         if len(places) >= work.request.job.tasks:
-            self._housed.add(work.name)
+            self._fully_placed.add(work.name)
         else:
-            self._housed.discard(work.name)
-        after = seen(replace(work, moves=work.moves + moves), status, now, self._every_s)
+            self._fully_placed.discard(work.name)
+        after = updated_work(replace(work, moves=work.moves + moves), status, now, self._every_s)
         if after.state is not QueuedState.RUNNING:
             await self._end(after)
         elif after != work:
@@ -177,21 +184,21 @@ class Optimus:
         await self._table.commit(after.name, after)
         await self._stop(after.name)
 
-    async def _start(self, name: str, now: float) -> None:
+    async def _start_if_waiting(self, name: str, now: float) -> None:
         async with self._table.lock(name):
             if (work := self._in_state(name, QueuedState.WAITING)) is not None:
-                await self._started(work, now)
+                await self._start_job(work, now)
 
-    async def _started(self, work: QueuedWork, now: float) -> None:
+    async def _start_job(self, work: QueuedWork, now: float) -> None:
         try:
-            found = await self._api.get_job(work.name)
+            existing = await self._api.get_job(work.name)
         except NotFound:
             pass
-        else:  # the job of its last attempt still exists, or another job with its name
-            if others := self._not_ours(found):
-                if work.reason != others:
-                    await self._table.commit(work.name, replace(work, reason=others))
-            elif not found.record.stopping:  # a start whose answer was lost came through late
+        else:  # the job of the last attempt still exists, or another job has its name
+            if taken := self._other_owner(existing):
+                if work.reason != taken:
+                    await self._table.commit(work.name, replace(work, reason=taken))
+            elif not existing.record.stopping:  # an earlier start took effect without an answer
                 running = replace(work, state=QueuedState.RUNNING, reason="")
                 await self._table.commit(work.name, running)
             return
@@ -201,7 +208,7 @@ class Optimus:
         try:
             await self._api.apply_job(job_of(work, self._entitlement), is_new=True)
         except (InvalidInput, Conflict, Unprocessable) as e:
-            await self._end(failed(running, str(e), now))  # an earlier start may have come through
+            await self._end(failed(running, str(e), now))  # an earlier start may have taken effect
         except TwineError as e:
             if e.retryable:
                 raise
@@ -213,13 +220,13 @@ class Optimus:
 
     async def _stop(self, name: str) -> None:
         self._placed.pop(name, None)
-        self._housed.discard(name)
+        self._fully_placed.discard(name)
         with suppress(NotFound):
-            if not self._not_ours(await self._api.get_job(name)):
+            if not self._other_owner(await self._api.get_job(name)):
                 await self._api.stop_job(name)
         self._to_stop.discard(name)
 
-    def _not_ours(self, found: JobStatus) -> str:
+    def _other_owner(self, found: JobStatus) -> str:
         """Return why a job does not belong to the work with its name; empty if it does."""
         spec = found.record.spec
         if spec.entitlement == self._entitlement:
@@ -242,17 +249,16 @@ class Optimus:
         )
 
     def _capacity_now(self) -> str:
-        """Return the last report of the region, or less if work waits for machines since then.
+        """Return the region's last capacity report, or a lower state if work waits for machines.
 
-        Empty: there is none, because the last round failed or none has ended.
-
-        The region knows of a task only after the round that starts it.
+        The region knows of a task only after the round that starts it. Empty: there is no report,
+        because the last round failed or none has ended.
         """
         if self._failing:
             return ""
         now = self._runtime.date()
         is_short = any(
-            one.name not in self._housed
+            one.name not in self._fully_placed
             if one.state is QueuedState.RUNNING
             else one.state is QueuedState.WAITING
             and one.reason in ("", _PREEMPTED)
@@ -318,7 +324,7 @@ class Optimus:
             await self._table.commit(name, kept if work.doubt_until > now else None)
 
 
-def _is_over(work: QueuedWork, now: float) -> bool:
+def _is_expired(work: QueuedWork, now: float) -> bool:
     """Return whether ended work need not be kept any longer."""
     if work.is_cancelled:
         return now >= work.doubt_until

@@ -1,4 +1,4 @@
-"""Reads the use of tasks and the power draw of machines from agents, in rounds, for plans."""
+"""Reads the use of tasks and the power draw of machines from agents, in rounds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from control_plane.rebalancer.ports import ShardedPlaces
 from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
-_AT_ONCE = 10
+_READS_AT_ONCE = 10
 _PAUSE_S = 0.1
-"""Pause after `_AT_ONCE` readings: at most 100 agents per second, which leaves time for other work.
-A round of 50,000 machines then takes 500 s."""
-_ROUNDS = 3.0
-"""A load is valid for this many rounds after it was read: two answers may be lost."""
+"""Pause after `_READS_AT_ONCE` readings: at most 100 agents per second leave time for other work. A
+round of 50,000 machines then takes 500 s."""
+_VALID_ROUNDS = 3.0
+"""Rounds for which a load is valid after it was read: two answers may be lost."""
 
 
 class LoadWatch:
@@ -30,7 +30,7 @@ class LoadWatch:
     def __init__(self, region: Region, places: ShardedPlaces, agents: AgentPool) -> None:
         settings = region.settings.rebalance
         self._region, self._places, self._agents = region, places, agents
-        self._every_s, self._within_s = settings.measure_s, _ROUNDS * settings.measure_s
+        self._every_s, self._within_s = settings.measure_s, _VALID_ROUNDS * settings.measure_s
         self.loads = Loads(settings.smooth_s)
 
     async def run(self) -> None:
@@ -38,17 +38,17 @@ class LoadWatch:
         runtime = self._region.runtime
         while True:
             began = runtime.now()
-            names = await self._in_use()
-            for start in range(0, len(names), _AT_ONCE):
-                await asyncio.gather(*map(self._read, names[start : start + _AT_ONCE]))
+            names = await self._machines_with_tasks()
+            for start in range(0, len(names), _READS_AT_ONCE):
+                await asyncio.gather(*map(self._read, names[start : start + _READS_AT_ONCE]))
                 await runtime.sleep(_PAUSE_S)
             took_s = runtime.now() - began
-            self._within_s = _ROUNDS * max(self._every_s, took_s)
-            for _ in self.loads.forgetting(names, runtime.now(), self._within_s):
+            self._within_s = _VALID_ROUNDS * max(self._every_s, took_s)
+            for _ in self.loads.forget(names, runtime.now(), self._within_s):
                 await runtime.checkpoint()
             await runtime.sleep(max(1.0, self._every_s - took_s))
 
-    async def _in_use(self) -> list[str]:
+    async def _machines_with_tasks(self) -> list[str]:
         """Return the machines that have tasks."""
         found = []
         for number, machine in enumerate(self._places.machines()):
@@ -72,10 +72,10 @@ class LoadWatch:
     # -- for plans
 
     def measured(self, job: str, tasks: Sequence[int]) -> list[Load | None]:
-        """Return what each task uses; None: it was not read recently, so its claims count.
+        """Return the load of each task; None: it was not read recently.
 
-        A moved task keeps its value until it is read on its new machine: RRU are the same anywhere.
-        The network counts 0 where traffic cannot be attributed to tasks.
+        A moved task keeps its load until it is read on its new machine, because RRU do not depend
+        on the machine. Network use is 0 where traffic cannot be attributed to tasks.
         """
         since = self._region.runtime.now() - self._within_s
         return [
@@ -88,7 +88,7 @@ class LoadWatch:
         return self.loads.oldest_s(self._region.runtime.now(), self._within_s)
 
     def watts(self, machine: Machine, rru: float) -> tuple[float, bool]:
-        """Return a machine's draw in watts at this use of CPU, and whether it was measured."""
+        """Return a machine's power draw at a CPU use in RRU, and whether it was measured."""
         nominal, size = machine.capacity.power_w, machine.capacity.rru
         read = self.loads.watts_of(machine.name, self._region.runtime.now(), self._within_s)
         if read is not None and nominal:

@@ -1,4 +1,4 @@
-"""Makes a plan for the region's present state: surveys it, has it solved, and describes it."""
+"""Makes plans: surveys the region, calls the solver, and describes its answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from control_plane.rebalancer.core.model import (
     Weights,
 )
 from control_plane.rebalancer.core.place_use import PlaceSums
-from control_plane.rebalancer.core.region_language import in_language, words_about
+from control_plane.rebalancer.core.region_language import describe_region, placement_model_of
 from control_plane.rebalancer.core.survey import JobTerms, Survey, SurveySources
 from control_plane.rebalancer.load_watch import LoadWatch
 from control_plane.rebalancer.ports import ShardedPlaces, Solve
@@ -46,13 +46,13 @@ from control_plane.scheduler.core.rollout import is_quiet
 from control_plane.scheduler.job_control import STAYING
 
 MODEL = "model"
-"""The name by which `explain` describes the model instead of a move."""
-_FREE_LOOKED_AT = 5_000
-"""Free machines that are examined for those that a pool may take."""
+"""Name with which `explain` describes the model instead of a move."""
+_FREE_CHECKED_MAX = 5_000
+"""Free machines that are checked for those that a pool may take."""
 
 
 class Planner:
-    """Plans; changes nothing."""
+    """Makes plans, and changes nothing else."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Planner:
         watch: LoadWatch,
         moved_at: Callable[[str], Mapping[int, float]],
     ) -> None:
-        """`moved_at` returns when tasks of a job moved last, in seconds since 1970."""
+        """`moved_at` returns task → its last move, in seconds since 1970, for a job."""
         self._runtime, self._settings = region.runtime, region.settings.rebalance
         self._jobs, self._places, self._solve = jobs, places, solve
         self._machine_of = region.broker.table.find
@@ -74,10 +74,10 @@ class Planner:
             move=self._settings.move_price,
         )
         self.limits: dict[str, list[float]] = {}
-        """Pool → the use of each dimension that the last plan treated as the limit."""
+        """Pool → the share of each dimension above which a machine cost in the last plan."""
 
     async def plan(self, number: int, only: Collection[str] | None = None) -> RebalancePlan:
-        """Return a plan for now, `only` for these pools; raises what the solver raises."""
+        """Return a plan for the present state, `only` for these pools; raises `Busy`."""
         model = await self._survey(only)
         effort = Effort(
             seconds=self._settings.solve_s,
@@ -86,7 +86,7 @@ class Planner:
         )
         answer = await self._solve(model, effort)
         self.limits |= answer.limits
-        made = _shown(number, model, answer, self._runtime.date())
+        made = _plan_of_answer(number, model, answer, self._runtime.date())
         sums = await self._sums(model, answer)
         return replace(
             made,
@@ -96,7 +96,7 @@ class Planner:
             places=sums.uses(),
             power=[
                 PowerUse(place=p.name, limit_w=p.limit_w, before_w=before, after_w=after)
-                for p, (before, after) in zip(model.places, answer.drawn, strict=True)
+                for p, (before, after) in zip(model.places, answer.watts, strict=True)
             ],
         )
 
@@ -104,11 +104,11 @@ class Planner:
         """Return the model that a plan would use now, as text and in TOML."""
         model = await self._survey(None)
         return MoveExplanation(
-            lines=words_about(model), model="\n".join(toml_of(in_language(model)))
+            lines=describe_region(model), model="\n".join(toml_of(placement_model_of(model)))
         )
 
     async def _sums(self, model: RegionModel, answer: SolverAnswer) -> PlaceSums:
-        """Return the use of each MSB and row, before the plan and after it."""
+        """Sum the use of each MSB and row, before the plan and after it."""
         sums = PlaceSums()
         machines, wide = self._places.indexes[0].machines, len(DIMENSIONS)
         before, after = (memoryview(column).cast(FLOAT) for column in answer.used)
@@ -122,25 +122,23 @@ class Planner:
                 await self._runtime.checkpoint()
         return sums
 
-    def terms(self, job: str, named: Collection[str] | None = None) -> JobTerms | None:
+    def terms(self, job: str, neighbours: Collection[str] | None = None) -> JobTerms | None:
         """Return the rules for moves of a job's tasks; None: none of them may move now.
 
-        `named` are the jobs that others name as neighbours; None: they are searched.
+        `neighbours` are the jobs that others name as neighbours; None: they are searched.
         """
         record = self._jobs.find(job)
         if record is None or record.stopping or record.paused or not is_quiet(record):
             return None
-        if record.spec.update.max_unavailable < 1 and record.spec.controller is None:
+        spec = record.spec
+        if spec.update.max_unavailable < 1 and spec.controller is None:
             return None
-        if any(volume.kind in STAYING for volume in record.spec.volumes.values()):
+        if any(volume.kind in STAYING for volume in spec.volumes.values()):
             return None
-        if (
-            record.spec.apart_from
-            or record.spec.together_with
-            or job in (self._named() if named is None else named)
-        ):
+        neighbours = self._neighbour_jobs() if neighbours is None else neighbours
+        if spec.apart_from or spec.together_with or job in neighbours:
             return None
-        preferences = preferences_of(record.spec, self._places.entitlement_of(record.spec))
+        preferences = preferences_of(spec, self._places.entitlement_of(spec))
         return JobTerms(preferences, self._movable(record).__contains__)
 
     def _movable(self, record: JobRecord) -> set[int]:
@@ -157,7 +155,7 @@ class Planner:
             and (not moved or moved.get(task.index, rested) <= rested)
         }
 
-    def _named(self) -> set[str]:
+    def _neighbour_jobs(self) -> set[str]:
         """Return the jobs that others name in `apart_from` or `together_with`."""
         return {
             neighbour.job
@@ -176,7 +174,7 @@ class Planner:
     def _stack_of(self, pool: str) -> object:
         """Return a key that is equal for entitlements that could share machines.
 
-        None: it is too large, or its kind of quota rules that out.
+        None: the entitlement is too large, or has a kind of quota that excludes sharing.
         """
         record = self._places.granted(pool)
         if record is None or record.spec.materialization or record.spec.elastic is not None:
@@ -193,14 +191,14 @@ class Planner:
         return record is not None and open_event(record, EventKind.POWER_CAP) is not None
 
     async def _survey(self, only: Collection[str] | None) -> RegionModel:
-        named = self._named()
+        neighbours = self._neighbour_jobs()
         sources = SurveySources(
             indexes=self._places.indexes,
             owner=self._places.owner,
-            terms=lambda job: self.terms(job, named),
+            terms=lambda job: self.terms(job, neighbours),
             measured=self._watch.measured,
             offered=self._offered,
-            drawn=self._watch.watts,
+            watts=self._watch.watts,
             capped=self._is_capped,
             swappable=self._is_swappable if self._settings.swaps_per_plan else None,
             stack_of=self._stack_of if only is None else lambda _pool: None,
@@ -216,9 +214,9 @@ class Planner:
             await self._runtime.checkpoint()
 
     def _offered(self, pool: str, hot: Mapping[str, int], most: int) -> Sequence[Machine]:
-        """Return free machines that a pool may take: first in the MSBs of its hot machines.
+        """Return free machines that a pool may take, those in the MSBs of its hot machines first.
 
-        Tasks of a job that is even over MSBs can only move within an MSB.
+        The tasks of a job that is spread evenly over MSBs can only move within an MSB.
         """
         index, near, far = self._places.owner(pool), list[Machine](), list[Machine]()
         if most < 1:
@@ -228,7 +226,7 @@ class Planner:
         free = index.pool(FREE)
         if not allowance.may_take_from(free):
             return near
-        for machine in islice(free.machines(), _FREE_LOOKED_AT):
+        for machine in islice(free.machines(), _FREE_CHECKED_MAX):
             if len(near) >= most:
                 break
             refused = allowance.refuses is not None and allowance.refuses(machine)
@@ -247,7 +245,9 @@ class Planner:
         return found
 
 
-def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) -> RebalancePlan:
+def _plan_of_answer(
+    number: int, model: RegionModel, answer: SolverAnswer, now: float
+) -> RebalancePlan:
     return RebalancePlan(
         number=number,
         made_at=now,
@@ -263,7 +263,7 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
         tasks=len(model.tasks.can_move),
         movable=sum(model.tasks.can_move),
         measured=model.measured,
-        moves=_numbered(number, answer.steps, now),
+        moves=_numbered_moves(number, answer.moves, now),
         swaps=[
             replace(swap, id=f"s{number}.{place}", gain=round(swap.gain, 4), at=now)
             for place, swap in enumerate(answer.swaps, 1)
@@ -280,7 +280,7 @@ def _shown(number: int, model: RegionModel, answer: SolverAnswer, now: float) ->
     )
 
 
-def _numbered(number: int, moves: Sequence[MoveView], now: float) -> list[MoveView]:
+def _numbered_moves(number: int, moves: Sequence[MoveView], now: float) -> list[MoveView]:
     return [
         replace(
             move,
@@ -304,21 +304,21 @@ _STATES = {
 }
 
 
-def explained(move: MoveView, now: float) -> list[str]:
+def explain_move(move: MoveView, now: float) -> list[str]:
     """Return lines with the reason for a move and its progress."""
-    found = [
+    lines = [
         f"Task {move.job}-{move.task} should move from {move.from_machine} to {move.to_machine}.",
         f"It relieves {move.why}.",
         f"The sum of the goals falls by {move.gain:.3f}; the move costs {move.price:.3f}.",
     ]
     if move.gain < move.price:
-        found.append("It makes room for another move of the plan, which gains more.")
+        lines.append("It makes room for another move of the plan, which gains more.")
     if move.wave:
-        found.append(f"It begins after wave {move.wave}, whose moves free the room for it.")
+        lines.append(f"It begins after wave {move.wave}, whose moves free the room for it.")
     state = _STATES[move.state]
-    found.append(f"{state}: {move.reason}." if move.reason else state)
-    found.append(f"This state has lasted {max(0.0, now - move.at):.0f} s.")
-    return found
+    lines.append(f"{state}: {move.reason}." if move.reason else state)
+    lines.append(f"This state has lasted {max(0.0, now - move.at):.0f} s.")
+    return lines
 
 
 _SWAP_STATES = {
@@ -333,7 +333,7 @@ _SWAP_STATES = {
 }
 
 
-def swap_explained(swap: SwapView, now: float) -> list[str]:
+def explain_swap(swap: SwapView, now: float) -> list[str]:
     """Return lines with the reason for an exchange of machines and its progress."""
     state = _SWAP_STATES[swap.state]
     between = f" between {swap.pool_one} and {swap.pool_two}" if swap.pool_one else ""

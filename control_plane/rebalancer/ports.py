@@ -33,7 +33,7 @@ class ShardedPlaces:
         return [shard.index for shard in self.shards]
 
     def of_pool(self, pool: str) -> Places:
-        """Return the shard that owns a pool; the first, without claims, if another process has it.
+        """Return the shard that owns a pool; the first one, without claims, for other processes.
 
         While shards run in other processes no move begins (`ControlPlane._unwell`).
         """
@@ -70,7 +70,7 @@ class Moves(Protocol):
     """Records moves as operations of jobs: the scheduler."""
 
     async def begin(self, job: str, index: int, to: str, reason: str) -> bool:
-        """Have a task move within its job's budget; return whether the move was recorded."""
+        """Request a move of a task within its job's budget; return whether it was recorded."""
 
     async def withdraw(self, job: str, index: int) -> None:
         """Withdraw a move that has not begun; a begun move continues."""

@@ -1,8 +1,8 @@
-"""Plans periodically, and has the moves of its plan done, a few at a time (RE1, RE5).
+"""Makes plans periodically, and begins their moves, a few at a time (RE1, RE5).
 
-The current plan is stored as it was made. So is what must outlive it: a pause, the times of moves,
-the history. A restarted process continues a plan that is not too old, and reports the moves of an
-older one as withdrawn.
+The current plan is stored as it was made. A pause, the times of moves and the history are stored
+too. A restarted process continues a plan that is not too old, and withdraws the moves of an older
+plan.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from control_plane.rebalancer.core.machine_use import Load, claimed_load, sizes_
 from control_plane.rebalancer.core.pacing import (
     ACTIVE,
     OPEN,
-    Side,
+    MachineUse,
     TaskNow,
-    cost_with,
-    followed,
+    cost_function,
     gap_of,
     is_late,
     next_moves,
-    resumed,
+    resume_move,
     still_gains,
-    to,
+    update_move,
+    with_state,
 )
 from control_plane.rebalancer.load_watch import LoadWatch
-from control_plane.rebalancer.planning import Planner, explained, swap_explained
+from control_plane.rebalancer.planning import Planner, explain_move, explain_swap
 from control_plane.rebalancer.ports import Moves, ShardedPlaces, Solve
 from control_plane.rebalancer.records import RebalanceRecords
 from control_plane.rebalancer.swaps import MachineSwaps
@@ -60,17 +60,17 @@ from wire.errors import NotFound, TwineError
 
 log = logging.getLogger(__name__)
 TICK_S = 5.0
-"""Between two checks of moves that are under way."""
-_RESUMED = 2.0
-"""After a restart a plan is continued up to this multiple of the time between two plans."""
-_EARLY = 0.2
-"""Share of the time between two plans until a plan for pools that got or lost machines."""
+"""Interval between two checks of moves that are under way."""
+_RESUMED_PERIODS = 2.0
+"""Age up to which a plan is continued after a restart, in intervals between two plans."""
+_EARLY_SHARE = 0.2
+"""Pools that got or lost machines get a plan after this share of the interval between two plans."""
 GAPS = 3
-"""Plans in a row that must miss much before an alarm: a single one may be unlucky."""
+"""Plans in a row that must miss much of the gain before an alarm: a single one may be unlucky."""
 
 
 class ReBalancer:
-    """Plans moves and has them done; everything else of the region works without it (RE7)."""
+    """Plans moves and begins them; the rest of the region works without it (RE7)."""
 
     def __init__(
         self,
@@ -91,12 +91,12 @@ class ReBalancer:
         self.watch = LoadWatch(region, places, agents)
         self.planner = Planner(region, jobs, places, solve, self.watch, self.records.moved_at)
         self.counts: Counter[MoveState] = Counter()
-        """Moves that ended in the life of this process."""
+        """Moves that ended since this process started."""
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._touched: set[str] = set()
         """Pools that got or lost machines since the last plan."""
         region.broker.listen(self._on_machine_change, loaded=ignore)
-        self._cost = cost_with(self.planner.weights)
+        self._cost = cost_function(self.planner.weights)
         self.swaps = MachineSwaps(region, places, drains, self.records.table)
         self._limit = region.limits.of(
             LimitName.REBALANCE, self._settings.moves_per_s, self._settings.moves_burst
@@ -112,20 +112,20 @@ class ReBalancer:
     async def run(self) -> None:
         """Plan and move until cancelled, as far as the mode allows."""
         await self._resume()
-        known = {(move.job, move.task) for move in self._active()}
+        known = {(move.job, move.task) for move in self._active_moves()}
         for job, index in self._moves.waiting():
             if (job, index) not in known:
                 await self._moves.withdraw(job, index)
         await self.swaps.end_unknown()
         if self._settings.mode is RebalanceMode.OFF:
-            await self._end_swaps()
+            await self._end_exchanges()
             return
         async with asyncio.TaskGroup() as group:
             group.create_task(self.watch.run())
             group.create_task(self._run())
 
-    async def _end_swaps(self) -> None:
-        """End the exchanges of an earlier mode: their machines would stay drained."""
+    async def _end_exchanges(self) -> None:
+        """End the exchanges of an earlier mode, whose machines would else stay drained."""
         while self.swaps.under_way():
             await self.swaps.follow("rebalancing is switched off")
             await self._runtime.sleep(TICK_S)
@@ -136,56 +136,56 @@ class ReBalancer:
         early_at = self._runtime.now()
         while True:
             await self._runtime.sleep(TICK_S)
-            await self._follow()
-            await self.swaps.follow(self._held())
+            await self._update_moves()
+            await self.swaps.follow(self._hold_reason())
             now = self._runtime.now()
-            if now >= self._due_at and not self._active():
+            if now >= self._due_at and not self._active_moves():
                 self._due_at = now + every_s
-                early_at = now + every_s * _EARLY
+                early_at = now + every_s * _EARLY_SHARE
                 self._touched.clear()
                 await self._plan_again(None)
-            elif self._touched and now >= early_at and not self._open():
-                early_at = now + every_s * _EARLY
+            elif self._touched and now >= early_at and not self._open_moves():
+                early_at = now + every_s * _EARLY_SHARE
                 touched, self._touched = self._touched, set()
                 await self._plan_again(touched)
             if self._settings.mode is RebalanceMode.APPLY:
-                await self._begin_some()
+                await self._begin_moves()
 
     async def _resume(self) -> None:
-        """Continue the plan of an earlier process, or note its moves as withdrawn."""
+        """Continue the plan of an earlier process, or withdraw its moves."""
         plan, now = self.records.plan, self._runtime.date()
         if plan is None:
             return
         ended = {move.id: move for move in self.records.state.history}
         why = "" if self._settings.mode is RebalanceMode.APPLY else "the mode is no longer apply"
-        if now - plan.made_at > _RESUMED * self._settings.every_s:
+        if now - plan.made_at > _RESUMED_PERIODS * self._settings.every_s:
             why = "the control plane restarted, and the plan is too old"
         self._plan = replace(plan, resumed_at=now)
         self.planner.limits |= plan.limits
         for move in plan.moves:
             if move.id in ended:
-                self._note(ended[move.id])
+                self._replace_move(ended[move.id])
             else:
-                await self._store(resumed(move, self._now(move), now, why))
+                await self._save_move(resume_move(move, self._task_now(move), now, why))
         if why:
             await self.records.put_plan(None)
 
     # -- planning
 
     async def plan(self) -> RebalancePlan:
-        """Return what would be moved now; moves nothing."""
+        """Return a plan for the present state; moves nothing."""
         return await self.planner.plan(0)
 
     def _on_machine_change(
         self, _name: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
         """Record the pools that got or lost a machine; they get a plan soon."""
-        seen = {(r.entitlement, r.state) for r in (before, after) if r is not None}
-        if before is None or after is None or len(seen) > 1:
-            self._touched |= {entitlement for entitlement, _ in seen} - {FREE}
+        states = {(r.entitlement, r.state) for r in (before, after) if r is not None}
+        if before is None or after is None or len(states) > 1:
+            self._touched |= {entitlement for entitlement, _ in states} - {FREE}
 
     async def _plan_again(self, only: Collection[str] | None) -> None:
-        if self._held():
+        if self._hold_reason():
             return
         number = self.records.state.plans + 1
         try:
@@ -197,9 +197,9 @@ class ReBalancer:
         self._error = ""
         if only is not None and not made.moves:
             return
-        for move in self._open():
+        for move in self._open_moves():
             now, why = self._runtime.date(), "a newer plan came first"
-            await self._store(to(move, MoveState.WITHDRAWN, now, why))
+            await self._save_move(with_state(move, MoveState.WITHDRAWN, now, why))
         self._plan = made
         if (gap := gap_of(made)) is not None and len(made.moves) < self._settings.moves_per_plan:
             self._gaps.append(gap)
@@ -214,34 +214,34 @@ class ReBalancer:
     def _moves_of_plan(self) -> list[MoveView]:
         return self._plan.moves if self._plan is not None else []
 
-    def _active(self) -> list[MoveView]:
+    def _active_moves(self) -> list[MoveView]:
         return [move for move in self._moves_of_plan() if move.state in ACTIVE]
 
-    def _open(self) -> list[MoveView]:
+    def _open_moves(self) -> list[MoveView]:
         return [move for move in self._moves_of_plan() if move.state in OPEN]
 
-    def _held(self) -> str:
+    def _hold_reason(self) -> str:
         """Return why no move begins now; empty: moves may begin."""
         state = self.records.state
         if state.paused_by:
             return f"paused by {state.paused_by}: {state.paused_why}"
         return self._unwell()
 
-    async def _follow(self) -> None:
-        """Update the moves that were begun from the state of their tasks."""
-        held, now = self._held(), self._runtime.date()
-        for move in self._active():
+    async def _update_moves(self) -> None:
+        """Update begun moves from the state of their tasks; withdraw those that wait too long."""
+        held, now = self._hold_reason(), self._runtime.date()
+        for move in self._active_moves():
             is_waiting = move.state is MoveState.WAITING
             if is_waiting and (held or is_late(move, now, self._settings.patience_s)):
                 why = held or "it did not begin in time: its job's budget, controller or image"
-                self._note(replace(move, reason=why))
+                self._replace_move(replace(move, reason=why))
                 await self._moves.withdraw(move.job, move.task)
                 continue
-            after = followed(move, self._now(move), now, self._settings.patience_s)
+            after = update_move(move, self._task_now(move), now, self._settings.patience_s)
             if after is not move:
-                await self._store(after)
+                await self._save_move(after)
 
-    def _now(self, move: MoveView) -> TaskNow:
+    def _task_now(self, move: MoveView) -> TaskNow:
         moves, job, task = self._moves, move.job, move.task
         record = self._jobs.find(job)
         return TaskNow(
@@ -251,29 +251,29 @@ class ReBalancer:
             exists=record is not None and any(t.index == task for t in record.tasks),
         )
 
-    async def _begin_some(self) -> None:
-        if self._plan is None or self._held():
+    async def _begin_moves(self) -> None:
+        if self._plan is None or self._hold_reason():
             return
-        if self._plan.swaps and not self._open():
+        if self._plan.swaps and not self._open_moves():
             wanted, self._plan = self._plan.swaps, replace(self._plan, swaps=[])
             await self.swaps.begin(wanted)
         for move in next_moves(self._plan.moves, self._settings.moves_at_once):
             now = self._runtime.date()
             why = self._objection(move)
             if why:
-                await self._store(to(move, MoveState.WITHDRAWN, now, why))
+                await self._save_move(with_state(move, MoveState.WITHDRAWN, now, why))
                 continue
             if self._limit.take(self._runtime.now()) > 0:
                 return
             reason = f"{move.why}; twinectl rebalance explain {move.id}"
             if await self._moves.begin(move.job, move.task, move.to_machine, reason):
-                self._note(to(move, MoveState.WAITING, now))
+                self._replace_move(with_state(move, MoveState.WAITING, now))
             else:
                 why = "its job has another operation"
-                await self._store(to(move, MoveState.WITHDRAWN, now, why))
+                await self._save_move(with_state(move, MoveState.WITHDRAWN, now, why))
 
     def _objection(self, move: MoveView) -> str:
-        """Return why a planned move is no longer to be made; empty: it still is."""
+        """Return why a planned move must not begin; empty: it may begin."""
         claims = self._places.claims_of(move.job)
         claim = claims.get(move.task) if claims is not None else None
         if claim is None or claim.machine.name != move.from_machine:
@@ -286,25 +286,25 @@ class ReBalancer:
             return "its job has another operation"
         if judge(claim.demand, target, target):
             return f"{move.to_machine} no longer has room"
-        if move.gain > move.price and not self._gains(claim, target, move.power_gain):
+        if move.gain > move.price and not self._still_gains(claim, target, move.power_gain):
             return "the move no longer has a gain"
         return ""
 
-    def _gains(self, claim: Claim, target: Machine, power_gain: float) -> bool:
-        """Return whether a move still pays; its gain for power is taken from the plan."""
+    def _still_gains(self, claim: Claim, target: Machine, power_gain: float) -> bool:
+        """Return whether a move still gains more than its price; its power gain is the plan's."""
         limits = self.planner.limits.get(claim.machine.pool)
         if limits is None:
             return True
-        source = self._side(claim.machine, limits)
-        load = self._load(claim)
+        source = self._use_of(claim.machine, limits)
+        load = self._load_of(claim)
         price = self._settings.move_price - power_gain
-        return still_gains(source, self._side(target, limits), load, self._cost, price)
+        return still_gains(source, self._use_of(target, limits), load, self._cost, price)
 
-    def _side(self, machine: Machine, limits: list[float]) -> Side:
-        used = used_on(machine, self._load, self._places.claims_of)
-        return Side(used, sizes_of(machine), limits)
+    def _use_of(self, machine: Machine, limits: list[float]) -> MachineUse:
+        used = used_on(machine, self._load_of, self._places.claims_of)
+        return MachineUse(used, sizes_of(machine), limits)
 
-    def _load(self, claim: Claim) -> Load:
+    def _load_of(self, claim: Claim) -> Load:
         for holder in claim.machine.jobs:
             claims = self._places.claims_of(holder.job)
             if claims is not None and claims.get(claim.task) == claim:
@@ -314,21 +314,21 @@ class ReBalancer:
 
     # -- stored state
 
-    def _move(self, name: str) -> MoveView:
+    def _find_move(self, name: str) -> MoveView:
         moves = (*self._moves_of_plan(), *self.records.state.history)
         found = next((move for move in moves if move.id == name), None)
         if found is None:
             raise NotFound(f"there is no move {name!r}", hint="twinectl rebalance history")
         return found
 
-    def _note(self, move: MoveView) -> None:
+    def _replace_move(self, move: MoveView) -> None:
         assert self._plan is not None
         moves = [move if known.id == move.id else known for known in self._plan.moves]
         self._plan = replace(self._plan, moves=moves)
 
-    async def _store(self, move: MoveView) -> None:
-        """Note a move; if it ended, store it, and the time of the move if its task moved."""
-        self._note(move)
+    async def _save_move(self, move: MoveView) -> None:
+        """Replace a move in the plan; if it has ended, also store it in the history."""
+        self._replace_move(move)
         if move.state in OPEN:
             return
         self.counts[move.state] += 1
@@ -336,7 +336,7 @@ class ReBalancer:
         fields = {"job": move.job, "task": move.task, "state": move.state, "reason": move.reason}
         log.info("move ended", extra=fields)
 
-    # -- for people
+    # -- for users
 
     def status(self) -> RebalanceStatus:
         """Return the present state and plan."""
@@ -347,7 +347,7 @@ class ReBalancer:
             paused=bool(state.paused_by),
             paused_by=state.paused_by,
             paused_why=state.paused_why,
-            holding="" if self._settings.mode is RebalanceMode.OFF else self._held(),
+            holding="" if self._settings.mode is RebalanceMode.OFF else self._hold_reason(),
             error=self._error,
             next_plan_s=None if self._due_at is None else max(0.0, self._due_at - now),
             plan=self._plan,
@@ -360,7 +360,7 @@ class ReBalancer:
         )
 
     def alarm(self) -> str:
-        """Return what needs an operator's attention; empty: nothing."""
+        """Return the alarm for operators; empty: there is none."""
         most = self._settings.gap_alarm
         if len(self._gaps) == GAPS and min(self._gaps) > most:
             return (
@@ -380,13 +380,13 @@ class ReBalancer:
         known = [*self.swaps.all(), *(self._plan.swaps if self._plan is not None else [])]
         for swap in known:
             if swap.id == name:
-                lines = swap_explained(swap, self._runtime.date())
+                lines = explain_swap(swap, self._runtime.date())
                 return MoveExplanation(swap=swap, lines=lines)
-        move = self._move(name)
-        return MoveExplanation(move=move, lines=explained(move, self._runtime.date()))
+        move = self._find_move(name)
+        return MoveExplanation(move=move, lines=explain_move(move, self._runtime.date()))
 
     async def pause(self, request: PauseRequest, by: str) -> RebalanceStatus:
-        """Stop beginning moves, also after a restart; waiting moves are withdrawn."""
+        """Begin no more moves, also after a restart; waiting moves are withdrawn."""
         await self.records.change(
             lambda state: replace(state, paused_by=by, paused_why=request.reason)
         )

@@ -1,4 +1,4 @@
-"""The rebalancer's stored records: the present plan, a pause, the history, the times of moves."""
+"""Stores the ReBalancer's records: the present plan, a pause, the history, the times of moves."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ _HISTORY = 200
 _STATE, _MOVED, _PLAN = "state", "moved/", "plan"
 _LOST = "its stored state is damaged, and a pause may be lost: `twinectl rebalance resume`"
 KEPT = 1_000
-"""Moves of a plan that are stored, 350 bytes each; a later plan finds the rest again."""
+"""Moves of a plan that are stored, 350 bytes each. A later plan finds the others again."""
 
 
 class RebalanceRecords:
-    """Reads and writes these records."""
+    """Reads and writes the ReBalancer's records."""
 
     def __init__(self, store: Store) -> None:
         self.table = Table(store, REBALANCE, RebalanceRecord, "rebalance record")
-        self._first = RebalanceRecord()
-        """The state while none is stored."""
+        self._default_state = RebalanceRecord()
+        """The state until one is stored."""
 
     async def load(self) -> None:
-        """Read everything; a state that was set aside as damaged counts as a pause."""
+        """Read all records; a state that was set aside as damaged counts as a pause."""
         await self.table.load()
-        self._first = RebalanceRecord(plans=self._last_number())
+        self._default_state = RebalanceRecord(plans=self._last_number())
         if REBALANCE + _STATE in await quarantined(self.table.store):
             why = {"paused_by": "the control plane", "paused_why": _LOST}
-            self._first = replace(self._first, **why)
+            self._default_state = replace(self._default_state, **why)
 
     def _last_number(self) -> int:
-        """Return the highest number of a plan that other records than the state have."""
-        found = [0]
+        """Return the highest number of a plan in any record."""
+        numbers = [0]
         for record in self.table.records():
-            found += [record.plans, record.plan.number if record.plan is not None else 0]
-            found += [int(swap.id.removeprefix("s").partition(".")[0]) for swap in record.swaps]
-        return max(found)
+            numbers += [record.plans, record.plan.number if record.plan is not None else 0]
+            numbers += [int(swap.id.removeprefix("s").partition(".")[0]) for swap in record.swaps]
+        return max(numbers)
 
     @property
     def state(self) -> RebalanceRecord:
         """The pause, the number of plans, and the history of moves."""
-        return self.table.find(_STATE) or self._first
+        return self.table.find(_STATE) or self._default_state
 
     @property
     def plan(self) -> RebalancePlan | None:
@@ -65,21 +65,21 @@ class RebalanceRecords:
             await self.table.commit(_STATE, change(self.state))
 
     async def put_plan(self, plan: RebalancePlan | None) -> None:
-        """Store a plan with its first moves; None, or no moves: there is none.
+        """Store a plan with its first moves; None, or no moves: no plan is stored.
 
-        The number of plans is stored too: if the state is damaged, no number comes again.
+        The number of plans is stored too, so that none is used twice if the state is damaged.
         """
         kept = None
         if plan is not None and plan.moves:
             kept = replace(plan, moves=plan.moves[:KEPT], places=[])
-        await self._put(_PLAN, RebalanceRecord(plans=self.state.plans, plan=kept))
+        await self._write(_PLAN, RebalanceRecord(plans=self.state.plans, plan=kept))
 
     async def add_ended(self, move: MoveView) -> None:
         """Add a move to the history, and the time of the move if its task moved."""
         await self.change(lambda state: replace(state, history=[*state.history, move][-_HISTORY:]))
         if move.state in (MoveState.DONE, MoveState.FAILED):
             moved = {**self.moved_at(move.job), move.task: move.at}
-            await self._put(_MOVED + move.job, RebalanceRecord(moved=moved))
+            await self._write(_MOVED + move.job, RebalanceRecord(moved=moved))
 
     async def forget_moves(self, oldest: float, exists: Callable[[str], bool]) -> None:
         """Delete the times of moves before `oldest`, and those of jobs that no longer exist."""
@@ -87,10 +87,10 @@ class RebalanceRecords:
             known = self.table.get(name)
             kept = {task: at for task, at in known.moved.items() if at > oldest}
             if not kept or not exists(name.removeprefix(_MOVED)):
-                await self._put(name, None)
+                await self._write(name, None)
             elif kept != known.moved:
-                await self._put(name, replace(known, moved=kept))
+                await self._write(name, replace(known, moved=kept))
 
-    async def _put(self, name: str, record: RebalanceRecord | None) -> None:
+    async def _write(self, name: str, record: RebalanceRecord | None) -> None:
         async with self.table.lock(name):
             await self.table.commit(name, record)

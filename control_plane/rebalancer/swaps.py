@@ -1,10 +1,10 @@
-"""Has entitlements exchange machines: a drain on both sides, then a hand-over (RE3).
+"""Carries out exchanges of machines between entitlements: drains both, then hands them over (RE3).
 
-Both machines are announced as unavailable, as for maintenance: their tasks leave within the budgets
-of their jobs and with the acknowledgement of their controllers. Empty machines go to the free pool,
-as after any drain. Then the announcement ends, and each machine is taken for the other entitlement.
-It gets that host profile like any machine that is taken. After a restart the next step follows from
-the stored exchange and the broker's records.
+Both machines are announced as unavailable, as for maintenance. So their tasks leave within the
+budgets of their jobs, and with the acknowledgement of their controllers. As after any drain, the
+empty machines return to the free pool. Then the announcement ends, and each machine is taken for
+the other entitlement, whose host profile it gets. After a restart the next step follows from the
+stored exchange and the broker's records.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 _ENDED = (SwapState.DONE, SwapState.WITHDRAWN, SwapState.FAILED)
-_KEY, _PLANS = "swaps", "rebalance-"
-_KEPT = 50
-_TAKE_S = 120.0
-"""How long taking a machine is retried; then it stays free: a quota may be used up."""
+_KEY, _PLAN_PREFIX = "swaps", "rebalance-"
+_EXCHANGES_KEPT = 50
+_HAND_OVER_S = 120.0
+"""Time for which a hand-over is retried. After it the machine stays free, since its quota may be
+used up."""
 
 
 class MachineSwaps:
-    """Carries exchanges of machines out, one after the other."""
+    """Carries out exchanges of machines, one at a time."""
 
     def __init__(
         self,
@@ -47,16 +48,16 @@ class MachineSwaps:
         self._places, self._drains, self._table = places, drains, table
 
     def all(self) -> list[SwapView]:
-        """Return exchanges that are under way or ended, the oldest first."""
+        """Return the stored exchanges, under way or ended, the oldest first."""
         known = self._table.find(_KEY)
         return known.swaps if known is not None else []
 
     def under_way(self) -> list[SwapView]:
-        """Return those that have not ended."""
+        """Return the exchanges that have not ended."""
         return [swap for swap in self.all() if swap.state not in _ENDED]
 
     def keeps(self, machine: str) -> bool:
-        """Return whether a handed-over machine stays with its pool although it has no tasks yet."""
+        """Return whether a machine was just handed over: it stays in its pool without tasks."""
         until = self._runtime.date() - 2 * self._settings.every_s
         return any(
             machine in (swap.one, swap.two) and swap.state is SwapState.DONE and swap.at > until
@@ -64,12 +65,18 @@ class MachineSwaps:
         )
 
     async def begin(self, swaps: Collection[SwapView]) -> None:
-        """Begin the first of these, if none is under way and it is still possible."""
+        """Begin the first exchange that is still possible, if none is under way.
+
+        A resumed plan has all of its exchanges, so those that began before are skipped.
+        """
         if self.under_way():
             return
+        begun_before = {swap.id for swap in self.all()}
         for swap in swaps:
+            if swap.id in begun_before:
+                continue
             one, two = self._find(swap.one), self._find(swap.two)
-            if one is None or two is None or not _may_go(one, two):
+            if one is None or two is None or not _may_exchange(one, two):
                 continue
             now = self._runtime.date()
             begun = replace(
@@ -89,35 +96,38 @@ class MachineSwaps:
             return
 
     async def end_unknown(self) -> None:
-        """End announcements of exchanges that are not stored: a damaged record was set aside."""
+        """End the announcements of unknown exchanges, whose damaged record was set aside."""
         known = {_plan_of(swap) for swap in self.under_way()}
         for name in list(self._machines):
             await self._runtime.checkpoint()
             record = self._find(name)
             events = () if record is None else record.unavailability
-            for plan in {e.plan for e in events if e.end is None and _is_swap(e.plan)} - known:
+            for plan in {
+                e.plan for e in events if e.end is None and _is_plan_of_exchange(e.plan)
+            } - known:
                 await self._drains.end_plan([name], plan)
                 log.warning("drain of an unknown exchange ended", extra={"machine": name})
 
-    async def follow(self, held: str) -> None:
-        """Advance the open exchanges; `held`: why drains are withdrawn; empty: they continue."""
+    async def follow(self, hold_reason: str) -> None:
+        """Advance the open exchanges; `hold_reason`: why to withdraw drains, empty: do not."""
         for swap in self.under_way():
             try:
-                await self._followed(swap, held)
+                await self._advance(swap, hold_reason)
             except TwineError as e:
                 log.info("exchange waits", extra={"swap": swap.id, "reason": str(e)})
 
-    async def _followed(self, swap: SwapView, held: str) -> None:
+    async def _advance(self, swap: SwapView, hold_reason: str) -> None:
+        """Bring one exchange to its next state, if it can be reached now."""
         now = self._runtime.date()
         if swap.state is SwapState.DRAINING:
             records = self._find(swap.one), self._find(swap.two)
-            gone = [n for n, r in zip((swap.one, swap.two), records, strict=True) if not _is_up(r)]
-            why = held or (f"{gone[0]} is down" if gone else "")
+            down = [n for n, r in zip((swap.one, swap.two), records, strict=True) if not _is_up(r)]
+            why = hold_reason or (f"{down[0]} is down" if down else "")
             if not why and now - swap.began_at > self._settings.swap_patience_s:
                 why = "its machines were not empty in time: a budget, a controller or no room"
             if why:
                 await self._end(swap, SwapState.WITHDRAWN, why)
-            elif not self._announced(swap):
+            elif not self._is_announced(swap):
                 await self._drains.plan_unavailability(
                     [swap.one, swap.two], EventKind.MAINTENANCE, swap.why, plan=_plan_of(swap)
                 )
@@ -125,14 +135,15 @@ class MachineSwaps:
                 await self._drains.end_plan([swap.one, swap.two], _plan_of(swap))
                 await self._save(replace(swap, state=SwapState.HANDING_OVER, at=now))
         elif swap.state is SwapState.HANDING_OVER:
-            await self._handed_over(swap, now)
+            await self._hand_over(swap, now)
 
-    def _announced(self, swap: SwapView) -> bool:
-        """Return whether the brokers have the announcement: a restart may have prevented it."""
+    def _is_announced(self, swap: SwapView) -> bool:
+        """Return whether both machines are announced: a restart may have prevented that."""
         records = [r for n in (swap.one, swap.two) if (r := self._find(n)) is not None]
         return all(of_plan(record, _plan_of(swap)) is not None for record in records)
 
-    async def _handed_over(self, swap: SwapView, now: float) -> None:
+    async def _hand_over(self, swap: SwapView, now: float) -> None:
+        """Take each machine for the other entitlement; fail if that takes too long."""
         refused = []
         for machine, pool in ((swap.one, swap.pool_two), (swap.two, swap.pool_one)):
             record = self._find(machine)
@@ -144,7 +155,7 @@ class MachineSwaps:
                 refused.append(f"{pool} may not use {machine} now")
         if not refused:
             await self._end(swap, SwapState.DONE, "")
-        elif now - swap.at > _TAKE_S:
+        elif now - swap.at > _HAND_OVER_S:
             await self._end(swap, SwapState.FAILED, "; ".join(refused))
 
     async def _end(self, swap: SwapView, state: SwapState, reason: str) -> None:
@@ -155,20 +166,23 @@ class MachineSwaps:
     async def _save(self, swap: SwapView) -> None:
         others = [known for known in self.all() if known.id != swap.id]
         async with self._table.lock(_KEY):
-            await self._table.commit(_KEY, RebalanceRecord(swaps=[*others, swap][-_KEPT:]))
+            await self._table.commit(
+                _KEY, RebalanceRecord(swaps=[*others, swap][-_EXCHANGES_KEPT:])
+            )
 
 
 def _plan_of(swap: SwapView) -> str:
-    return f"{_PLANS}{swap.id}"
+    """Return the name of the maintenance plan that drains the machines of an exchange."""
+    return f"{_PLAN_PREFIX}{swap.id}"
 
 
-def _is_swap(plan: str) -> bool:
-    """Return whether a plan is an exchange: plans of operators have no dot in their name."""
-    return plan.startswith(_PLANS) and "." in plan
+def _is_plan_of_exchange(plan: str) -> bool:
+    """Return whether a plan belongs to an exchange: names of operators' plans have no dot."""
+    return plan.startswith(_PLAN_PREFIX) and "." in plan
 
 
-def _may_go(one: MachineRecord, two: MachineRecord) -> bool:
-    """Return whether two machines are of two entitlements, up, and not lent."""
+def _may_exchange(one: MachineRecord, two: MachineRecord) -> bool:
+    """Return whether two machines are in different entitlements, up, and not lent."""
     return (
         FREE not in (one.entitlement, two.entitlement)
         and one.entitlement != two.entitlement

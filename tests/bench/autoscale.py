@@ -28,7 +28,8 @@ import msgspec
 
 from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, LoadSignal, SpeedLimit
 from control_plane.autoscaler.core.history import SLOT_S, LoadHistory
-from control_plane.autoscaler.core.recommendation import JobObservation, JobSizing
+from control_plane.autoscaler.core.observing import JobObservation
+from control_plane.autoscaler.core.recommendation import JobSizing
 from control_plane.autoscaler.core.replay import ReplayedMinute, Rule, replay, rule_of
 from control_plane.autoscaler.core.ways import PENALTY
 from tests.bench.autoscale_rules import (

@@ -19,8 +19,8 @@ from control_plane.elastic.core.matching import (
     Need,
     Offer,
     OpenLoan,
-    called_back,
-    matched,
+    loans_to_call_back,
+    match_loans,
 )
 
 TYPES = [f"type{n}" for n in range(6)]
@@ -68,7 +68,7 @@ def main() -> None:
         for n in range(40)
     ]
     began = time.process_time()
-    loans = matched(idle, offers, borrowers)
+    loans = match_loans(idle, offers, borrowers)
     lending_s = time.process_time() - began
     donors = {machine.machine: machine for machine in idle}
     open_ = [
@@ -87,7 +87,7 @@ def main() -> None:
     ]
     needs = [Need(f"pool{n}", 500, types=frozenset(TYPES[:3]), from_free=500) for n in range(10)]
     began = time.process_time()
-    calls = called_back(open_, needs, 0.0, idle_after_s=120.0, most=10_000)
+    calls = loans_to_call_back(open_, needs, 0.0, idle_after_s=120.0, most=10_000)
     calling_s = time.process_time() - began
     figures = {
         "idle machines": count,

@@ -39,8 +39,8 @@ from control_plane.rebalancer.core.model import (
     SolverAnswer,
     Weights,
 )
+from control_plane.rebalancer.core.region_state import RegionState
 from control_plane.rebalancer.core.solving import solve
-from control_plane.rebalancer.core.state import State
 from control_plane.rebalancer.load_watch import LoadWatch
 from control_plane.rebalancer.planning import Planner
 from control_plane.rebalancer.ports import ShardedPlaces
@@ -69,7 +69,7 @@ def figures_of(answer: SolverAnswer, took_s: float) -> Figures:
     before, after = total(answer.scores, after=False), total(answer.scores, after=True)
     bound = answer.bound or 0.0
     return {
-        "tasks_moved": len(answer.steps),
+        "tasks_moved": len(answer.moves),
         "closed": round((before - after) / max(before - bound, 1e-9), 4),
         "before": round(before, 2),
         "after": round(after, 3),
@@ -88,14 +88,14 @@ def descheduled(model: RegionModel, bound: float) -> Figures:
     plus 10 %, and under-utilised below the average (`useDeviationThresholds`). Each evicted task
     moves to the machine with the least use, as the scheduler's LeastAllocated does.
     """
-    began, state = time.process_time(), State(model)
+    began, state = time.process_time(), RegionState(model)
     before = float(state.cost.sum())
-    hot, moved = state.hot(), 0
-    average = state.level[0] - model.weights.tolerance
+    hot, moved = state.count_hot(), 0
+    average = state.pool_limits[0] - model.weights.tolerance
     known = average > 0
     shares = state.used * state.per_size
     for machine in np.argsort(-shares.max(axis=1)):
-        for task in sorted(state.on[machine], key=lambda t: float(state.load[t].max())):
+        for task in sorted(state.tasks_on[machine], key=lambda t: float(state.load[t].max())):
             share = state.used[machine] * state.per_size[machine]
             if not (share > average + 0.1).any():
                 break
@@ -115,7 +115,7 @@ def descheduled(model: RegionModel, bound: float) -> Figures:
         "tasks_moved": moved,
         "closed": round((before - after) / max(before - bound, 1e-9), 4),
         "hot_before": hot,
-        "hot_after": state.hot(),
+        "hot_after": state.count_hot(),
         "cpu_s": round(time.process_time() - began, 2),
     }
 
@@ -126,13 +126,13 @@ def repacked(model: RegionModel, bound: float) -> Figures:
     It packs loads up to the level of the goals. If nothing fits below that, it packs by claims
     alone.
     """
-    began, state = time.process_time(), State(model)
-    before, hot, start = float(state.cost.sum()), state.hot(), state.where.copy()
+    began, state = time.process_time(), RegionState(model)
+    before, hot, start = float(state.cost.sum()), state.count_hot(), state.where.copy()
     claims = [(task, int(machine)) for task, machine in enumerate(start)]
     for task, machine in claims:
         state._charge(task, machine, -1)
-    state.on = [[] for _ in model.machines]
-    limits = state.limit / np.maximum(state.per_size, 1e-12)
+    state.tasks_on = [[] for _ in model.machines]
+    limits = state.limits / np.maximum(state.per_size, 1e-12)
     every, placed = np.arange(len(model.machines)), 0
     shares = (state.load * state.per_size[start]).max(axis=1)
     for task in np.argsort(-shares).tolist():
@@ -149,7 +149,7 @@ def repacked(model: RegionModel, bound: float) -> Figures:
         "tasks_moved": int(placed),
         "closed": round((before - float(state.cost.sum())) / max(before - bound, 1e-9), 4),
         "hot_before": hot,
-        "hot_after": state.hot(),
+        "hot_after": state.count_hot(),
         "cpu_s": round(time.process_time() - began, 2),
     }
 
@@ -160,7 +160,7 @@ def with_highs(model: RegionModel, seconds: float) -> tuple[float, float]:
     There is one binary variable per task and machine. Rules about evenness are left out, so its
     optimum is at least as good as that of the whole problem.
     """
-    state = State(model)
+    state = RegionState(model)
     machines, tasks = len(model.machines), len(state.where)
     solver = highspy.Highs()
     solver.silent()
@@ -192,7 +192,7 @@ def with_highs(model: RegionModel, seconds: float) -> tuple[float, float]:
         for d in range(3):
             share = sum(float(state.load[t, d] * state.per_size[m, d]) * v for t, v in here)
             for above, weight in (
-                (float(state.limit[m, d]), model.weights.balance),
+                (float(state.limits[m, d]), model.weights.balance),
                 (model.weights.hot_from, model.weights.hot),
             ):
                 over = solver.addVariable(lb=0)
@@ -224,16 +224,16 @@ def against_highs(machines: int, tasks: int, seconds: float) -> Figures:
 
 def carried_out(model: RegionModel, answer: SolverAnswer) -> RegionModel:
     """Return the region after a plan."""
-    state = State(model)
+    state = RegionState(model)
     number = {name: m for m, name in enumerate(model.machines)}
     tasks = zip(state.job.tolist(), state.index.tolist(), strict=True)
     task_of = {(model.jobs[job], index): t for t, (job, index) in enumerate(tasks)}
-    for step in answer.steps:
+    for step in answer.moves:
         state.move(task_of[step.job, step.task], number[step.to_machine])
     return as_it_is(state)
 
 
-def as_it_is(state: State) -> RegionModel:
+def as_it_is(state: RegionState) -> RegionModel:
     """Return the model of a region with its tasks at the places of this state."""
     where = state.where.astype(np.int32).tobytes()
     return replace(
@@ -251,11 +251,11 @@ def after_a_loss(model: RegionModel) -> Figures:
     Its tasks went to the machines of its entitlement that have the most room for them. The plan is
     for all machines: the ReBalancer plans first for the entitlement that lost the machine.
     """
-    state, lost = State(model), int(np.argmax(State(model).used[:, 0]))
+    state, lost = RegionState(model), int(np.argmax(RegionState(model).used[:, 0]))
     state.is_open[lost] = False
     state.admits[:, lost] = False
     mates = np.nonzero(state.pool == state.pool[lost])[0]
-    for task in list(state.on[lost]):
+    for task in list(state.tasks_on[lost]):
         ok = state.fits(state.kind[task : task + 1], mates)[0]
         shares = np.where(ok, (state.used[mates] * state.per_size[mates]).max(axis=1), np.inf)
         state.move(task, int(mates[shares.argmin()]))

@@ -23,8 +23,8 @@ from msgspec.structs import replace
 
 from control_plane.rebalancer.core.model import FLOAT, RegionModel, packed
 from control_plane.rebalancer.core.ordering import ordered
+from control_plane.rebalancer.core.region_state import RegionState
 from control_plane.rebalancer.core.search import LocalSearch
-from control_plane.rebalancer.core.state import State
 from tests.rebalancer_models import a_model
 
 STEP_S, REST_S, SETTLE_S, SMOOTH_S = 600.0, 14_400.0, 600.0, 600.0
@@ -55,7 +55,7 @@ class Weeks:
     def __post_init__(self) -> None:
         """Draw the use of each task, and its daily cycle."""
         self._chance = np.random.default_rng(self.seed)
-        state = State(self.model)
+        state = RegionState(self.model)
         self._base = state.load.copy()
         jobs = len(self.model.jobs)
         self._peak = self._chance.uniform(0, _DAY_S, jobs)[state.job]
@@ -80,7 +80,7 @@ class Weeks:
         if self.is_on:
             self._rebalance(now)
         state = self._state(true)
-        self.hot.append(state.hot())
+        self.hot.append(state.count_hot())
         self.worst.append(float((state.used * state.per_size).max()))
 
     def _loads(self, now: float) -> np.ndarray:
@@ -90,14 +90,14 @@ class Weeks:
         found[:, 1] = self._base[:, 1]  # memory does not follow the day
         return np.asarray(found)
 
-    def _state(self, loads: np.ndarray, can_move: np.ndarray | None = None) -> State:
+    def _state(self, loads: np.ndarray, can_move: np.ndarray | None = None) -> RegionState:
         tasks = replace(self.model.tasks, load=packed(FLOAT, loads.ravel()))
         if can_move is not None:
             tasks = replace(tasks, can_move=can_move.astype(np.uint8).tobytes())
         up = [m not in self._down for m in range(len(self.model.machines))]
-        return State(replace(self.model, tasks=tasks, is_open=up))
+        return RegionState(replace(self.model, tasks=tasks, is_open=up))
 
-    def _keep(self, state: State) -> None:
+    def _keep(self, state: RegionState) -> None:
         where = state.where.astype(np.int32).tobytes()
         room = [tuple(room) for room in state.room.tolist()]
         tasks = replace(self.model.tasks, machine=where)
@@ -111,7 +111,7 @@ class Weeks:
         for machine in np.nonzero(gone)[0].tolist():
             self._down[machine] = now + 4 * 3600.0
         state = self._state(self._seen)
-        lost = [task for machine in self._down for task in state.on[machine]]
+        lost = [task for machine in self._down for task in state.tasks_on[machine]]
         born = np.nonzero(self._chance.random(tasks) < 0.01 * STEP_S / 3600.0)[0].tolist()
         for task in dict.fromkeys([*lost, *born]):
             ok = state.fits(state.kind[task : task + 1], np.arange(machines))[0]

@@ -1,9 +1,10 @@
-"""The highest load within the next minutes: five predictors, weighted by their accuracy.
+"""Forecasts the highest load within the next minutes by five predictors, weighted by accuracy.
 
 `last` repeats the last minutes, `mean` and `trend` extend the last half hour, `days` and `weeks`
 follow the same time of former days and weeks, scaled to the last half hour. Each closed 5-minute
-slot scores the forecasts that ended with it. Errors move the weights, and a margin is corrected
-online so that the wanted share holds (adaptive conformal inference, Gibbs and Candès 2021).
+slot scores the forecasts that ended with it. Their errors change the weights. A margin is corrected
+online so that the wanted share of forecasts holds (adaptive conformal inference, Gibbs and Candès
+2021).
 docs/adr/0160 compares the measured cost with other rules.
 """
 
@@ -21,15 +22,15 @@ PREDICTORS = ("last", "mean", "trend", "days", "weeks")
 HORIZON_SLOTS_MAX = 24
 """A forecast reaches two hours at most."""
 _DAY, _WEEK = 288, 2016
-"""Slots."""
+"""Slots of a day and of a week."""
 _RECENT = 6
 """Slots of the last half hour."""
 _FORGET = 0.02
-"""Weight of the newest error in the mean of errors: half of it is from the last three hours."""
+"""Weight of the newest error in the mean error. Half of the mean is from the last three hours."""
 _SHARPNESS = 3.0
-"""Exponent of the weight by error: with a larger one the best predictor counts nearly alone."""
+"""Exponent of the weight by error. With a larger one, nearly only the best predictor counts."""
 _CORRECTION = 0.1
-"""Step of the margin, in mean errors, for one forecast that did not hold."""
+"""Step of the margin, in mean errors, after a forecast that did not hold."""
 _MARGIN_MIN, _MARGIN_MAX = -0.1, 0.7
 _SCALE_MIN, _SCALE_MAX = 0.2, 5.0
 """Scale of a season to the last half hour; outside these bounds it is ignored."""
@@ -39,10 +40,10 @@ _FLOOR = 1e-9
 
 
 class PendingForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """A forecast whose time is not over."""
+    """A forecast whose period has not ended."""
 
     slot: int
-    """When it was made: it predicts the `slots` after that."""
+    """The slot in which it was made; it predicts the `slots` after that."""
     slots: int
     predicted: tuple[float | None, ...]
     """By predictor."""
@@ -55,18 +56,18 @@ class ForecastState(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[float, ...] = (_UNKNOWN_ERROR,) * len(PREDICTORS)
     """Mean error of each predictor, as an absolute logarithm: 0.1 is about 10 %."""
     error: float = _UNKNOWN_ERROR
-    """Of all together."""
+    """Mean error of the combined forecasts."""
     margin: float = 0.1
-    """Logarithm of the factor by which the wanted share of forecasts holds."""
+    """Logarithm of the factor with which the wanted share of forecasts holds."""
     pending: tuple[PendingForecast, ...] = ()
     scored: int = 0
-    """Forecasts that were scored so far …"""
+    """Forecasts that were scored so far."""
     held: int = 0
-    """… and how many of them the load did not exceed."""
+    """Scored forecasts that the load did not exceed."""
 
 
 def predict(history: LoadHistory, slots: int) -> tuple[float | None, ...]:
-    """Return what each predictor expects as the highest load of the next slots; None: nothing.
+    """Return each predictor's highest load of the next slots; None: it has too little history.
 
     The open slot counts as complete.
     """
@@ -85,8 +86,8 @@ def predict(history: LoadHistory, slots: int) -> tuple[float | None, ...]:
         weeks = ((_half_hours(history, slot - _WEEK * w), 0.6**w) for w in (1, 2, 3, 4))
         return _weighted(weeks)
 
-    days = _season(of_days, recent, now, slots)
-    weeks = _season(of_weeks, recent, now, slots)
+    days = _seasonal(of_days, recent, now, slots)
+    weeks = _seasonal(of_weeks, recent, now, slots)
     mean = sum(load for _, load in recent) / len(recent)
     return last, mean, trend, days, weeks
 
@@ -124,24 +125,27 @@ def _weighted(values: Iterable[tuple[float | None, float]]) -> float | None:
     return sum(v * w for v, w in known) / total if known else None
 
 
-def _season(
+def _seasonal(
     former: Callable[[int], float | None], recent: Sequence[tuple[int, float]], now: int, slots: int
 ) -> float | None:
-    """Return the highest of the former values in the next slots, scaled to the last half hour."""
+    """Return the highest former load of the next slots' time, scaled to the last half hour.
+
+    `former` returns the load at the same time of earlier days or weeks.
+    """
     pairs = [(load, former(slot)) for slot, load in recent]
     known = [(load, old) for load, old in pairs if old is not None]
     ahead = [v for s in range(now + 1, now + slots + 1) if (v := former(s)) is not None]
-    then = sum(old for _, old in known)
-    if not ahead or then <= _FLOOR:
+    former_sum = sum(old for _, old in known)
+    if not ahead or former_sum <= _FLOOR:
         return None
-    scale = sum(load for load, _ in known) / then
+    scale = sum(load for load, _ in known) / former_sum
     if not _SCALE_MIN <= scale <= _SCALE_MAX:
         return None
     return max(ahead) * scale
 
 
 def forecast(history: LoadHistory, state: ForecastState, slots: int) -> Forecast | None:
-    """Return the forecast of the next slots, None without a point in the last half hour."""
+    """Return the forecast of the next slots; None without a point in the last half hour."""
     predicted = predict(history, slots)
     found = _combine(predicted, state)
     if found is None:
@@ -167,11 +171,11 @@ def _combine(
 
 
 def learn(history: LoadHistory, state: ForecastState, slots: int, quantile: float) -> ForecastState:
-    """Return the state once a slot was closed: ended forecasts scored, and a new one pending."""
+    """Return the state after a slot was closed: scores ended forecasts, and adds a new one."""
     closed = history.slot - 1
     due = [p for p in state.pending if p.slot + p.slots <= closed]
-    for forecast_ in due:
-        state = _score(history, state, forecast_, quantile)
+    for due_forecast in due:
+        state = _score(history, state, due_forecast, quantile)
     pending = tuple(p for p in state.pending if p.slot + p.slots > closed)
     predicted = predict(history, slots)
     found = _combine(predicted, state)

@@ -1,8 +1,8 @@
-"""The load of one job over a year, in 7,876 bytes.
+"""Stores the load of one job over a year in 7,876 bytes.
 
-Three rings of 16-bit codes: 3 days of 5-minute means, 8 weeks of half-hour peaks (the largest mean
-in each), 53 weeks of daily peaks. A code is a logarithm: a value is kept to within 0.04 %.
-10,000 jobs take 79 MB.
+It has three rings of 16-bit codes: 3 days of 5-minute means, 8 weeks of half-hour peaks (the
+largest mean in each), and 53 weeks of daily peaks. A code is a logarithm, with an error of at most
+0.04 %. 10,000 jobs take 79 MB.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ SLOT_S = 300
 HALF_HOUR_S = 1800
 DAY_S = 86_400
 _HALF_HOUR, _DAY = HALF_HOUR_S // SLOT_S, DAY_S // SLOT_S
-"""Slots."""
+"""Slots of a half hour and of a day."""
 FINE, HALF_HOURS, DAYS = 864, 2688, 371
-_HEAD = struct.Struct("<HqqdI")
+"""Lengths of the rings: 5-minute slots of 3 days, half hours of 8 weeks, days of 53 weeks."""
+_HEADER = struct.Struct("<HqqdI")
 """Format, newest 5-minute slot, first slot ever, sum and count of the open slot."""
 _FORMAT = 1
-BYTES = _HEAD.size + 2 * (FINE + HALF_HOURS + DAYS)
+BYTES = _HEADER.size + 2 * (FINE + HALF_HOURS + DAYS)
 """Size of a stored history, of any age."""
 STEP_SLOTS = 12
-"""A point that is an hour older than the newest one shows that the clock was set back."""
+"""The clock was set back if a point is this many slots (an hour) older than the newest one."""
 LARGEST = 1e15
-"""A larger load counts as this."""
-_LEAST, _STEP = 1e-6, math.log(1e21) / 65_533
+"""Upper bound of a stored load."""
+_SMALLEST, _CODE_STEP = 1e-6, math.log(1e21) / 65_533
 """Code 2 stands for the least value, 65,535 for 1e15; 0 is missing, 1 is zero."""
 
 
 def code_of(value: float) -> int:
-    """Return the code of a load; what is below 1e-6 counts as zero, above 1e15 as that."""
-    if value < _LEAST:
+    """Return the code of a load; a value below 1e-6 counts as 0, one above 1e15 as 1e15."""
+    if value < _SMALLEST:
         return 1
-    return min(65_535, 2 + round(math.log(value / _LEAST) / _STEP))
+    return min(65_535, 2 + round(math.log(value / _SMALLEST) / _CODE_STEP))
 
 
 def value_of(code: int) -> float | None:
     """Return the load of a code; None: missing."""
     if code == 0:
         return None
-    return 0.0 if code == 1 else _LEAST * math.exp((code - 2) * _STEP)
+    return 0.0 if code == 1 else _SMALLEST * math.exp((code - 2) * _CODE_STEP)
 
 
 def _zeros(length: int) -> array[int]:
@@ -98,11 +99,11 @@ class LoadHistory:
             for number in range(max(first, end - len(ring) + 1), end + 1):
                 ring[number % len(ring)] = 0
 
-    def go_back(self, at: float) -> bool:
-        """Drop what was stored for the time after `at`; return whether the clock was set back.
+    def drop_after(self, at: float) -> bool:
+        """Drop the points after `at` if the clock was set back to it; return whether it was.
 
-        Otherwise no point would be stored until that time comes. A step below an hour is waited
-        for: the date follows a step only after an hour.
+        Otherwise no point would be stored until that time comes again. After a step of less than an
+        hour this waits, because the date follows a step only after an hour.
         """
         slot = int(at // SLOT_S)
         if slot > self.slot - STEP_SLOTS:
@@ -113,17 +114,17 @@ class LoadHistory:
 
     def mean(self, slot: int) -> float | None:
         """Return the mean load of a 5-minute slot of the last 3 days."""
-        return self._value(self.fine, slot, self.slot)
+        return self._read_ring(self.fine, slot, self.slot)
 
     def peak(self, half_hour: int) -> float | None:
         """Return the peak of a half hour, by its number since 1970, of the last 8 weeks."""
-        return self._value(self.half_hours, half_hour, self.slot // _HALF_HOUR)
+        return self._read_ring(self.half_hours, half_hour, self.slot // _HALF_HOUR)
 
     def day_peak(self, day: int) -> float | None:
         """Return the peak of a day, by its number since 1970, of the last 53 weeks."""
-        return self._value(self.days, day, self.slot // _DAY)
+        return self._read_ring(self.days, day, self.slot // _DAY)
 
-    def _value(self, ring: array[int], number: int, newest: int) -> float | None:
+    def _read_ring(self, ring: array[int], number: int, newest: int) -> float | None:
         is_kept = newest - len(ring) < number <= newest
         return value_of(ring[number % len(ring)]) if is_kept else None
 
@@ -150,9 +151,9 @@ class LoadHistory:
 
     def to_bytes(self) -> bytes:
         """Return it as it is stored, in `BYTES` bytes."""
-        head = _HEAD.pack(_FORMAT, self.slot, self.first, self.total, self.count)
+        head = _HEADER.pack(_FORMAT, self.slot, self.first, self.total, self.count)
         return head + b"".join(
-            _little(r).tobytes() for r in (self.fine, self.half_hours, self.days)
+            _little_endian(r).tobytes() for r in (self.fine, self.half_hours, self.days)
         )
 
     @classmethod
@@ -160,17 +161,17 @@ class LoadHistory:
         """Return a stored history; `ValueError` for invalid data, or data of a newer release."""
         if len(data) != BYTES:
             raise ValueError(f"a history has {BYTES} bytes, not {len(data)}")
-        known, slot, first, total, count = _HEAD.unpack_from(data)
+        known, slot, first, total, count = _HEADER.unpack_from(data)
         if known != _FORMAT:
             raise ValueError(f"format {known} of a history is unknown")
-        rings, at = [], _HEAD.size
+        rings, at = [], _HEADER.size
         for length in (FINE, HALF_HOURS, DAYS):
-            rings.append(_little(array("H", data[at : at + 2 * length])))
+            rings.append(_little_endian(array("H", data[at : at + 2 * length])))
             at += 2 * length
         return cls(slot, first, total, count, *rings)
 
 
-def _little(ring: array[int]) -> array[int]:
+def _little_endian(ring: array[int]) -> array[int]:
     if sys.byteorder == "little":
         return ring
     swapped = array("H", ring)

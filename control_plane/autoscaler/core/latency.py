@@ -1,9 +1,10 @@
-"""The load of one task at which its latency reaches the limit, learnt from the job's history. Pure.
+"""Learns the load of one task at which its latency reaches the limit, from a job's history. Pure.
 
-Latency is kept by load of a task, in bins that are 10 % wide: mean and variance of its logarithm,
-which fade. Below the learnt load the bins are within the limit, above they are over it. Where all
-are within it, the line of 1/latency is followed a little beyond them: it is straight for a queue
-with one server, and falls faster with several. docs/adr/0217 says why.
+Latency is stored by load of a task, in bins that are 10 % wide. Each bin has mean and variance of
+the logarithm of latency, which fade. Bins below the learnt load are within the limit, bins above it
+are over the limit. If all bins are within it, the line of 1/latency is extended a little beyond
+them. That line is straight for a queue with one server, and falls faster with several.
+docs/adr/0217 has the reasons.
 """
 
 from __future__ import annotations
@@ -17,30 +18,32 @@ from control_plane.api.autoscale import LatencyTarget
 
 _WIDTH, _LARGEST = math.log(1.1), 1e15
 BINS_MAX = 32
-"""Loads that differ by a factor of 21; beyond that the bin of least weight goes."""
+"""They cover loads up to a factor of 21. A further bin replaces the one of least weight."""
 KNOWN_MIN = 5.0
-"""Minutes of measurements from which on a bin counts."""
+"""The least minutes of measurements of a bin that counts."""
 LEARNT_MIN = 30.0
-"""Minutes of measurements, of all bins together, from which on they count."""
+"""The least minutes of measurements, of all bins together, before a load is learnt."""
 WEIGHT_MAX_MIN = 60.0
-"""Upper bound of a bin's weight, in minutes: half of a change is learnt in 40 minutes."""
+"""Upper bound of a bin's weight, in minutes. With it, half of a change is learnt in 40 minutes."""
 HALF_LIFE_S = 7 * 86_400.0
-"""After this long a minute counts half: last week's peaks count, those of two months ago do not."""
+"""Half-life of a measured minute. Last week's peaks count, those of two months ago do not."""
 OVER_HALF_LIFE_S = 6 * 3600.0
-"""The same for a bin over the limit: its load is avoided, so nothing else would correct it …"""
+"""Half-life for a bin over the limit: its load is avoided, so no measurement would correct it."""
 VARIANCE_MAX = 0.25
-"""… and for a bin that varies more, by a factor of 1.6 around its mean: it mixes periods."""
+"""`OVER_HALF_LIFE_S` also applies above this variance, a factor of 1.6 around the mean: such a bin
+mixes periods."""
 STEP_MAX_S = 300.0
-"""The most that one measurement adds: after a gap the time before is unknown."""
+"""The longest time that one measurement stands for: the time before a gap is unknown."""
 BEYOND = 1.35
 """The learnt load is at most this much beyond the largest measured one. With a share of 0.8 the
 load of a task rises by 8 % until that is measured, too."""
 CONTRADICTED = 0.95
-"""What a minute leaves of the weight of a bin that contradicts it: a new version may be slower."""
+"""Share of its weight that a bin keeps for each minute that contradicts it: a new version may be
+slower."""
 INCIDENT_S = 3 * 3600.0
-"""Time in which the learnt load falls by at most half: its cause may be a slow database."""
+"""Time in which the learnt load falls by at most half: the cause may be a slow database."""
 FLAT, FLAT_SPAN = 0.8, 1.9
-"""Load is not the cause if `1 / FLAT_SPAN` of it has this share of the latency already."""
+"""Load is not the cause of a latency if `1 / FLAT_SPAN` of it already causes this share of it."""
 
 
 class LatencyBin(msgspec.Struct, frozen=True, array_like=True):
@@ -54,12 +57,12 @@ class LatencyBin(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def load(self) -> float:
-        """The load in its middle."""
+        """The load in the middle of the bin."""
         return math.exp((self.number + 0.5) * _WIDTH)
 
     @property
     def latency_s(self) -> float:
-        """What five of six measurements do not exceed."""
+        """The latency that five of six measurements do not exceed."""
         return math.exp(self.mean + math.sqrt(self.variance))
 
 
@@ -72,13 +75,13 @@ class LearntLatency(msgspec.Struct, frozen=True, kw_only=True):
     """Of the newest measurement, in seconds since 1970."""
     bins: tuple[LatencyBin, ...] = ()
     within_at: float = 0.0
-    """When the latency was last within the limit, or `INCIDENT_S` ago …"""
+    """When `within` was last set: at a latency within the limit, or after `INCIDENT_S` above it."""
     within: float | None = None
-    """… and the load that a task carried, as known then."""
+    """The learnt load of a task at the limit, as of `within_at`."""
 
     @property
     def known(self) -> list[LatencyBin]:
-        """The bins that count, by load."""
+        """The bins with enough measurements, by load."""
         return sorted((b for b in self.bins if b.minutes >= KNOWN_MIN), key=lambda b: b.number)
 
 
@@ -96,7 +99,9 @@ def with_latency(
     load, latency_s = min(load, _LARGEST), min(latency_s, _LARGEST)
     number, value = math.floor(math.log(load) / _WIDTH), math.log(latency_s)
     by = {b.number: _faded(b, passed_s, limit_s) for b in state.bins}
-    for other in [b for b in by.values() if _contradicts(b, number, limit_s, latency_s > limit_s)]:
+    for other in [
+        b for b in by.values() if _is_contradicted(b, number, limit_s, latency_s > limit_s)
+    ]:
         by[other.number] = msgspec.structs.replace(
             other, minutes=other.minutes * CONTRADICTED**minutes
         )
@@ -108,7 +113,7 @@ def with_latency(
     bins = (*kept, LatencyBin(number, weight, mean, variance))
     if latency_s <= limit_s or not 0 <= at - state.within_at < INCIDENT_S:
         found = LearntLatency(query=query, at=at, bins=bins, within_at=at)
-        return msgspec.structs.replace(found, within=carried(found, limit_s))
+        return msgspec.structs.replace(found, within=load_at_limit(found, limit_s))
     return msgspec.structs.replace(state, at=at, bins=bins)
 
 
@@ -118,26 +123,27 @@ def _faded(bin_: LatencyBin, passed_s: float, limit_s: float) -> LatencyBin:
     return msgspec.structs.replace(bin_, minutes=bin_.minutes * 0.5 ** (passed_s / half_life_s))
 
 
-def _contradicts(bin_: LatencyBin, number: int, limit_s: float, is_over: bool) -> bool:
-    """Return whether a measurement in bin `number` makes another bin unlikely: load adds latency.
+def _is_contradicted(bin_: LatencyBin, number: int, limit_s: float, is_over: bool) -> bool:
+    """Return whether a measurement in bin `number` contradicts another bin: load adds latency.
 
-    Over the limit, larger loads are not within it; within it, smaller ones are not over it.
+    If the measurement is over the limit, larger loads cannot be within it. If it is within the
+    limit, smaller loads cannot be over it.
     """
     if is_over:
         return bin_.number > number and bin_.latency_s <= limit_s
     return bin_.number < number and bin_.latency_s > limit_s
 
 
-def carried(state: LearntLatency, limit_s: float) -> float | None:
+def load_at_limit(state: LearntLatency, limit_s: float) -> float | None:
     """Return the load of a task at which its latency reaches the limit; None: not known yet."""
     bins = state.known
     if len(bins) < 2 or sum(b.minutes for b in bins) < LEARNT_MIN:
         return None
-    split, limit = _split(bins, limit_s), 1 / limit_s
+    split, limit = _bins_within(bins, limit_s), 1 / limit_s
     if split == 0:
-        twice = next((b for b in bins if b.load >= FLAT_SPAN * bins[0].load), None)
-        if twice is not None and bins[0].latency_s > FLAT * twice.latency_s:
-            return twice.load  # more tasks do not help
+        doubled_load = next((b for b in bins if b.load >= FLAT_SPAN * bins[0].load), None)
+        if doubled_load is not None and bins[0].latency_s > FLAT * doubled_load.latency_s:
+            return doubled_load.load  # more tasks do not help
         return bins[0].load / BEYOND
     if split < len(bins):
         return _crossing(bins[split - 1], bins[split], limit)
@@ -147,10 +153,11 @@ def carried(state: LearntLatency, limit_s: float) -> float | None:
     return min(most, _crossing(before, bins[-1], limit)) if fell > 0 else most
 
 
-def _split(bins: Sequence[LatencyBin], limit_s: float) -> int:
-    """Return how many bins are below the limit's load: fewest minutes are on the wrong side.
+def _bins_within(bins: Sequence[LatencyBin], limit_s: float) -> int:
+    """Return how many bins are below the load at the limit.
 
-    An hour with a slow database, at a low load, is then an exception and not the limit.
+    The split leaves the fewest minutes on the wrong side. So an hour with a slow database, at a low
+    load, is an exception and not the limit.
     """
     found, wrong = 0, sum(b.minutes for b in bins if b.latency_s <= limit_s)
     least = wrong
@@ -169,34 +176,35 @@ def _crossing(lower: LatencyBin, upper: LatencyBin, limit: float) -> float:
 
 def load_of_task(
     target: LatencyTarget,
-    given: float | None,
+    owner_target: float | None,
     state: LearntLatency,
     now: tuple[float, float] | None,
 ) -> tuple[float | None, float | None, str]:
     """Return the load that a task should have, the most that it carries, and the reason.
 
-    `given` is what the owner wrote, `now` the present load of a task and its latency (None: not
-    measured). While the latency is over the limit, the present load of a task is too much, unless
-    that is less than half of what was carried before: then other causes are more likely.
+    `owner_target` is the target in the job file. `now` has the present load of a task and its
+    latency; None: not measured. While the latency is over the limit, the present load of a task is
+    too much. Below half of the load that it carried before, other causes are more likely, so that
+    half is the least load.
     """
     state = state if state.query == target.query else LearntLatency()
-    limit, most = target.limit_s, carried(state, target.limit_s)
+    limit, most = target.limit_s, load_at_limit(state, target.limit_s)
     least = (state.within or 0.0) / 2
     if most is not None:
         most = max(most, least)
         minutes = sum(b.minutes for b in state.known)
         why = f"a task carries {most:.4g} within {limit:g} s, learnt from {minutes:.0f} min"
-    elif given is not None:
+    elif owner_target is not None:
         most, why = (
-            given / target.share,
-            f"target {given:g} until the load that keeps {limit:g} s is learnt",
+            owner_target / target.share,
+            f"target {owner_target:g} until the load that keeps {limit:g} s is learnt",
         )
     else:
         seen = sum(b.minutes for b in state.bins)
         why = f"which load a task carries within {limit:g} s is not learnt yet: {seen:.0f} min of "
         why += f"{LEARNT_MIN:g} at two loads that differ by a tenth; a target says what to assume"
-    helps = most is None or any(b.latency_s <= limit for b in state.known)
-    if now is not None and now[1] > limit and now[0] > 0 and helps:
+    tasks_help = most is None or any(b.latency_s <= limit for b in state.known)
+    if now is not None and now[1] > limit and now[0] > 0 and tasks_help:
         most = now[0] if most is None else min(most, max(now[0], least))
         why = f"latency is {now[1]:.3g} s, over {limit:g} s, at {now[0]:.4g} a task; {why}"
     return (None if most is None else target.share * most), most, why

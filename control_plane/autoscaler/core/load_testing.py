@@ -1,4 +1,4 @@
-"""The weights of a load test's step, and whether the next step follows. Pure."""
+"""The steps of a load test: their weights, limits and result. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from control_plane.api.load_tests import LoadTestRequest, LoadTestStep
 from control_plane.api.weights import WEIGHT_MAX
 
 GROWTH = 1.4
-"""From one step to the next: the precision of the measured capacity."""
+"""Growth of the load from one step to the next, which is the precision of the result."""
 PLACEHOLDER = "$task"
 
 
@@ -21,15 +21,15 @@ def multiples(request: LoadTestRequest) -> list[float]:
 
 
 def weights_for(multiple: float, task: int, others: Collection[int]) -> dict[int, int]:
-    """Return the weights by which a task gets this multiple of what each of the others gets.
+    """Return weights that give a task this multiple of the requests of each other task.
 
-    Weights are whole numbers up to 256: with a large multiple the others get small ones.
+    Weights are whole numbers up to 256, so the others get small ones for a large multiple.
     """
     each = max(1, min(100, round(WEIGHT_MAX / multiple)))
     return dict.fromkeys(others, each) | {task: min(WEIGHT_MAX, max(1, round(each * multiple)))}
 
 
-def beyond(request: LoadTestRequest, step: LoadTestStep) -> str:
+def exceeded_limit(request: LoadTestRequest, step: LoadTestStep) -> str:
     """Return the limit that a step exceeds, as text; empty: none."""
     if not all(map(math.isfinite, (step.load, step.latency_s, step.errors))):
         return "a measurement is not a number"
@@ -45,6 +45,6 @@ def capacity(steps: Sequence[LoadTestStep]) -> float | None:
     return max((step.load for step in steps), default=None)
 
 
-def asked(query: str, task: str) -> str:
+def query_for(query: str, task: str) -> str:
     """Return a query about a task; its name is a DNS label, which needs no quoting in PromQL."""
     return query.replace(PLACEHOLDER, task)

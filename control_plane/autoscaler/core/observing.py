@@ -1,4 +1,4 @@
-"""What the autoscaler reads from a job as the front end shows it. Pure."""
+"""Reads from a job's status what an evaluation needs. Pure."""
 
 from __future__ import annotations
 
@@ -8,25 +8,50 @@ import msgspec
 
 from control_plane.api.autoscale import Autoscale, LoadSignal
 from control_plane.api.jobs import JobRecord, JobSpec, JobStatus, TaskPhase
-from control_plane.autoscaler.core.recommendation import JobObservation
 
 SAMPLE = 16
-"""Tasks of a job whose usage is read: the mean of 16 is off by a quarter of their spread."""
+"""Tasks of a job whose usage is read. The standard error of the mean of 16 is a quarter of their
+standard deviation."""
 
 
 class LoadReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The load of a job, or why it is not known."""
+    """The load of a job, or why it is unknown."""
 
     load: float | None = None
     at: float = 0.0
     """In seconds since 1970."""
     missing: str = ""
     latency: LoadReading | None = None
-    """Its latency in the same form, in seconds; None: the policy does not ask for it."""
+    """The latency of the job in seconds, in the same form; None: its policy has no latency."""
+
+
+class JobObservation(msgspec.Struct, frozen=True, kw_only=True):
+    """The observation of a job at one time."""
+
+    at: float
+    """In seconds since 1970."""
+    tasks: int
+    """Its size: the wanted number of tasks."""
+    healthy: int
+    capacity: float
+    """Load of one task at target 1: its cores, its bytes, or 1 for a query."""
+    load: float | None = None
+    """Of the whole job; None: not measured."""
+    measured_at: float = 0.0
+    missing: str = ""
+    """Why there is no load."""
+    latency: float | None = None
+    """In seconds; None: not measured, or not asked for."""
+    latency_at: float = 0.0
+    latency_missing: str = ""
+    push_reason: str = ""
+    """Why its tasks are replaced now or soon; empty: none is."""
+    msbs: int = 0
+    """MSBs that its tasks are spread over; 0: not known."""
 
 
 def policy_of(status: JobStatus) -> Autoscale | None:
-    """Return the policy of a job that is to be evaluated; None: it has none, or is stopping."""
+    """Return the policy of a job; None: it has none, or the job is stopping."""
     return None if status.record.stopping else status.record.spec.autoscale
 
 
@@ -41,8 +66,8 @@ def capacity_of(spec: JobSpec, signal: LoadSignal) -> float:
     return 1.0
 
 
-def pushing(record: JobRecord) -> str:
-    """Return why tasks of a job are being replaced, or wait for that; empty: none is."""
+def push_reason(record: JobRecord) -> str:
+    """Return why tasks of a job are replaced now or soon; empty: none is."""
     rollout = record.rollout
     if rollout is not None and not rollout.done and rollout.version == record.version:
         if rollout.halted:
@@ -56,10 +81,10 @@ def pushing(record: JobRecord) -> str:
     return f"the update to version {record.version} is in progress"
 
 
-def sampled(record: JobRecord, before: Iterable[int]) -> list[int]:
-    """Return the indexes of tasks whose usage is read: running ones of the last time, and more.
+def tasks_to_read(record: JobRecord, before: Iterable[int]) -> list[int]:
+    """Return the indexes of the running tasks whose usage is read, at most `SAMPLE`.
 
-    New ones have no earlier reading, and so no rate.
+    Tasks that were read `before` come first: a new one has no earlier reading, and so no rate.
     """
     running = [t.index for t in record.tasks if t.phase is TaskPhase.RUNNING and not t.operation]
     kept = sorted(set(before) & set(running))[:SAMPLE]
@@ -68,7 +93,7 @@ def sampled(record: JobRecord, before: Iterable[int]) -> list[int]:
     return sorted([*kept, *others[::step][: SAMPLE - len(kept)]])
 
 
-def observed(
+def observation_of(
     status: JobStatus, policy: Autoscale, at: float, reading: LoadReading, msbs: int
 ) -> JobObservation:
     """Return the observation of a job."""
@@ -84,7 +109,7 @@ def observed(
         latency=latency.load,
         latency_at=latency.at,
         latency_missing=latency.missing,
-        pushing=pushing(record),
+        push_reason=push_reason(record),
         msbs=msbs,
     )
 

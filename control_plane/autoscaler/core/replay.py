@@ -14,7 +14,8 @@ import msgspec
 
 from control_plane.api.autoscale import Autoscale
 from control_plane.api.sizings import ReplayCost, Simulation
-from control_plane.autoscaler.core.recommendation import START_S, JobObservation, JobSizing
+from control_plane.autoscaler.core.observing import JobObservation
+from control_plane.autoscaler.core.recommendation import START_S, JobSizing
 from control_plane.autoscaler.core.sizing import SECONDS_OF_DAY, tasks_for
 from control_plane.autoscaler.core.ways import PENALTY
 

@@ -1,6 +1,6 @@
-"""How many tasks a load takes, and how fast the size may get there. Pure arithmetic.
+"""Computes how many tasks a load needs, and how fast a size may change. Pure arithmetic.
 
-Sizes are rounded up, except that a millionth of a task is no reason for another one.
+Sizes are rounded up, but less than a millionth of a task adds none.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _LARGEST = 1_000_000_000
 """Upper bound of a computed size; the policy's maximum is far below."""
 
 
-class Needed(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tasks a load takes."""
+class NeededTasks(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of tasks that a load needs."""
 
     tasks: int
     at_target: int
@@ -27,7 +27,7 @@ class Needed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tasks_for(load: float, per_task: float) -> int:
-    """Return the fewest tasks that carry a load; the largest number if that is no number.
+    """Return the fewest tasks that carry a load, at most `_LARGEST`.
 
     `per_task` is 0 if a tiny target was multiplied by a small limit.
     """
@@ -37,43 +37,43 @@ def tasks_for(load: float, per_task: float) -> int:
     return max(0, math.ceil(quotient - 1e-6))
 
 
-def surviving(survivors: int, msbs: int) -> int:
+def tasks_for_survivors(survivors: int, msbs: int) -> int:
     """Return the fewest tasks that leave `survivors` after the loss of one MSB.
 
-    Tasks are spread evenly: an MSB has at most ceil(tasks / msbs). With one MSB nothing is left
-    of any size, and `survivors` is returned.
+    Tasks are spread evenly: an MSB has at most ceil(tasks / msbs). With one MSB no size leaves any,
+    so `survivors` is returned.
     """
     return survivors if msbs < 2 else survivors + math.ceil(survivors / (msbs - 1))
 
 
-def needed(policy: Autoscale, load: float, capacity: float, msbs: int) -> Needed:
-    """Return the tasks that carry a load at the target, and at the ceiling after a loss.
+def tasks_needed(policy: Autoscale, load: float, capacity: float, msbs: int) -> NeededTasks:
+    """Return the tasks that carry a load at the target, and at the ceiling after an MSB is lost.
 
     `capacity` is the load of one task at target 1: its cores, its bytes, or 1 for a query. The
-    policy has a target.
+    policy must have a target.
     """
     assert policy.target is not None
     at_target = tasks_for(load, policy.target * capacity)
     if policy.headroom is Headroom.NONE or msbs < 2:
-        return Needed(tasks=at_target, at_target=at_target)
+        return NeededTasks(tasks=at_target, at_target=at_target)
     survivors = tasks_for(load, (policy.ceiling or policy.target) * capacity)
-    tasks = max(at_target, surviving(survivors, msbs))
-    return Needed(tasks=tasks, at_target=at_target)
+    tasks = max(at_target, tasks_for_survivors(survivors, msbs))
+    return NeededTasks(tasks=tasks, at_target=at_target)
 
 
 def bounds_at(policy: Autoscale, now: float) -> tuple[int, int, str]:
-    """Return the fewest and the most tasks at a time, and the schedule entry that applies."""
+    """Return the fewest and the most tasks at a time, and the schedule entries that apply."""
     low, high, applied = policy.minimum, policy.maximum, []
     day, second = divmod(int(now), SECONDS_OF_DAY)
     for entry in policy.schedule:
-        start, end = _second_of(entry.start), _second_of(entry.end)
+        start, end = _second_of_day(entry.start), _second_of_day(entry.end)
         begun = day
         if start < end:
             applies = start <= second < end
         else:
             applies = second >= start or second < end
             begun = day if second >= start else day - 1
-        if not applies or not _is_day_of(entry, begun):
+        if not applies or not _applies_on_day(entry, begun):
             continue
         applied.append(f"{entry.start} to {entry.end}")
         low = max(low, entry.minimum or 0)
@@ -81,8 +81,8 @@ def bounds_at(policy: Autoscale, now: float) -> tuple[int, int, str]:
     return low, max(low, high), ", ".join(applied)
 
 
-def _is_day_of(entry: ScheduledBounds, day: int) -> bool:
-    """Return whether an entry counts on a day, by its number since 1970."""
+def _applies_on_day(entry: ScheduledBounds, day: int) -> bool:
+    """Return whether an entry applies on a day, given by its number since 1970."""
     today = datetime.date(1970, 1, 1) + datetime.timedelta(days=day)
     weekday, date = list(Weekday)[today.weekday()], today.isoformat()
     if weekday in entry.days or date in entry.dates or date[5:] in entry.dates:
@@ -90,24 +90,24 @@ def _is_day_of(entry: ScheduledBounds, day: int) -> bool:
     return not entry.days and not entry.dates
 
 
-def _second_of(time_of_day: str) -> int:
+def _second_of_day(time_of_day: str) -> int:
     hours, _, minutes = time_of_day.partition(":")
     return int(hours) * 3600 + int(minutes) * 60
 
 
 def highest_allowed(sizes: Sequence[tuple[float, int]], limit: SpeedLimit, now: float) -> int:
     """Return the largest size that the limit allows, after these sizes (time, tasks; in order)."""
-    base = min(in_force(sizes, limit.per_s, now))
+    base = min(sizes_in_force(sizes, limit.per_s, now))
     return max(base + 1, math.floor(base * (1 + limit.share) + 1e-6))
 
 
 def lowest_allowed(sizes: Sequence[tuple[float, int]], limit: SpeedLimit, now: float) -> int:
     """Return the smallest size that the limit allows, after these sizes (time, tasks; in order)."""
-    base = max(in_force(sizes, limit.per_s, now))
+    base = max(sizes_in_force(sizes, limit.per_s, now))
     return max(0, min(base - 1, math.ceil(base * (1 - limit.share) - 1e-6)))
 
 
-def in_force(sizes: Sequence[tuple[float, int]], per_s: float, now: float) -> list[int]:
+def sizes_in_force(sizes: Sequence[tuple[float, int]], per_s: float, now: float) -> list[int]:
     """Return the sizes that were in force within the time before now."""
     begin = now - per_s
     before = [tasks for at, tasks in sizes if at <= begin]
@@ -117,9 +117,9 @@ def in_force(sizes: Sequence[tuple[float, int]], per_s: float, now: float) -> li
 def with_size(
     sizes: tuple[tuple[float, int], ...], tasks: int, now: float, keep_s: float
 ) -> tuple[tuple[float, int], ...]:
-    """Return the sizes with the present one, without those that ended before `keep_s`.
+    """Return the sizes with the present one, without those that ended more than `keep_s` ago.
 
-    After a clock went back, all of them count as recent.
+    After the clock was set back, all earlier sizes count as recent.
     """
     if sizes and sizes[-1][0] > now:
         sizes = tuple((min(at, now), size) for at, size in sizes)

@@ -1,40 +1,40 @@
-"""Ways of following a load, and which of them costs a job least. Pure.
+"""Compares five ways of following a load, and chooses the cheapest one for each job. Pure.
 
-A forecast is right if former days and the last minutes predict the load. Unpredictable bursts cost
-less with a factor on the present load; recurring bursts cost less if the size stays for a while.
-Each evaluation computes the size of each way. The cost of a way is counted as in `simulate`, and
-fades. The cheapest is followed. docs/adr/0204 has the measured costs.
+A forecast is best if former days and the last minutes predict the load. Unpredictable bursts cost
+less with a factor on the present load. Recurring bursts cost less if the size stays for a while.
+Each evaluation computes the size by each way and adds its cost, as `simulate` does. Costs fade, and
+the way with the least cost is followed. docs/adr/0204 has the measured costs.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from control_plane.autoscaler.core.sizing import in_force, tasks_for, with_size
+from control_plane.autoscaler.core.sizing import sizes_in_force, tasks_for, with_size
 
 PENALTY = 10.0
 """Cost of a missing task-minute, in idle task-minutes."""
 USUAL_QUANTILE = 0.8
 """At this quantile of a policy the penalty is `PENALTY`; at others it grows with their odds."""
 HALF_LIFE_S = 3 * 86_400.0
-"""After this long a cost counts half."""
+"""Half-life of a counted cost."""
 LEARNT_S = 86_400.0
-"""The forecast is used until costs are known for this long."""
+"""The forecast is used until costs were counted for this long."""
 STEP_MAX_S = 300.0
 """The most that one evaluation adds to the costs: after a gap the earlier sizes are unknown."""
 START_MAX_S = 1800.0
-"""A start time above this counts as this: it bounds how many computed sizes are kept."""
+"""Upper bound of a start time, which bounds how many computed sizes are kept."""
 
 
 class FollowedWay(msgspec.Struct, frozen=True, kw_only=True):
-    """How the load that determines a size follows from the measured one."""
+    """A rule that derives the load to size for from the measured load."""
 
     name: str
     ahead: bool
-    """Use the larger of load and forecast; else the load."""
+    """Use the larger of load and forecast; False: use the load."""
     factor: float = 1.0
     hold_s: float = 0.0
-    """Use the largest value of this time."""
+    """Use the largest value of the last `hold_s`."""
 
 
 WAYS = (
@@ -60,11 +60,11 @@ class WaysState(msgspec.Struct, frozen=True, kw_only=True):
     costs: tuple[float, ...] = (0.0,) * len(WAYS)
     """By way, in idle task-minutes."""
     loads: _Peaks = ()
-    """Time and load of the last `_HOLD_S`, without loads that a later one exceeded …"""
+    """Time and load of the last `_HOLD_S`, without loads that a later one exceeded."""
     aheads: _Peaks = ()
-    """… and the same for the larger of load and forecast."""
+    """The same for the larger of load and forecast."""
     sizes: tuple[tuple[tuple[float, int], ...], ...] = ((),) * len(WAYS)
-    """By way, its sizes and their times, for as long as tasks of that size would start."""
+    """By way, its sizes and their times, for as long as a task takes to start."""
 
     @property
     def cheapest(self) -> int:
@@ -91,16 +91,17 @@ class WaysState(msgspec.Struct, frozen=True, kw_only=True):
         return f"by {WAYS[chosen].name}: it cost {cost:.3g} of the load, the forecast {usual:.3g}"
 
 
-def compare(
+def with_measurement(
     state: WaysState,
     quantile: float,
     measured: tuple[float, float, float],
     per_task: float,
     start_s: float,
 ) -> WaysState:
-    """Return the state after a measurement: its time, the load, and the larger of it and forecast.
+    """Return the state after a measurement.
 
-    `per_task` is the load that a task carries, `start_s` the time until a new one is healthy.
+    `measured` has its time, the load, and the larger of load and forecast. `per_task` is the load
+    that a task carries, `start_s` the time until a new task is healthy.
     """
     at, load, ahead = measured
     passed_s = min(max(0.0, at - state.at), STEP_MAX_S) if state.at else 0.0
@@ -120,19 +121,19 @@ def compare(
     )
     missing, costs = penalty(quantile), []
     for cost, known in zip(state.costs, sizes, strict=True):
-        short = max(0, need - min(in_force(known, start_s, at)))
+        short = max(0, need - min(sizes_in_force(known, start_s, at)))
         now = short * missing + max(0, known[-1][1] - need)
         costs.append(cost * fades + now * passed_s / 60)
     return msgspec.structs.replace(moved, sizes=sizes, costs=tuple(costs))
 
 
 def penalty(quantile: float) -> float:
-    """Return what a missing task-minute costs in idle ones: more where a policy asks for more."""
+    """Return the cost of a missing task-minute in idle ones; it rises with the quantile."""
     usual = USUAL_QUANTILE / (1 - USUAL_QUANTILE)
     return PENALTY * quantile / (1 - quantile) / usual
 
 
 def _with_peak(peaks: _Peaks, at: float, value: float) -> _Peaks:
-    """Return the peaks with a new value; after a clock went back, later peaks count as of now."""
+    """Return the peaks with a new value; after the clock was set back, later peaks count as new."""
     since = at - _HOLD_S
     return (*((min(t, at), v) for t, v in peaks if t >= since and v > value), (at, value))

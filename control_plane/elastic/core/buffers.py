@@ -1,8 +1,8 @@
-"""Spare machines of a region: how many of each kind, held once or by every owner (EL10).
+"""Computes the spare machines of a region: one central buffer, or one for each owner (EL10).
 
-Owners do not all fail, release, grow and maintain at the same time. A central buffer covers the
-largest case of the region; separate ones cover the sum of the largest cases. The paper's gain is
-about 3 points of utilization (§6.1).
+Owners do not all have failures, updates, growth and maintenance at the same time. A central buffer
+covers the largest case of the region; separate buffers cover the sum of the largest cases. The gain
+in the paper is about 3 points of utilization (§6.1).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from control_plane.api.elastic import Buffer, Buffers, UseHistory
-from control_plane.elastic.core.expecting import growths, quantile, summed
+from control_plane.elastic.core.expecting import growth_by_slot, quantile, sum_by_slot
 
 RELEASES_AT_ONCE = 10
 """Owners whose largest updates overlap: extra tasks live for minutes. A margin, not measured."""
@@ -28,7 +28,7 @@ GROWTH_SHARE = 0.99
 
 @dataclass(frozen=True, slots=True)
 class OwnerUse:
-    """The use of one pool, as far as buffers depend on it."""
+    """The use of one pool that determines its buffers."""
 
     by_msb: Mapping[str, int]
     """Machines with tasks."""
@@ -81,8 +81,8 @@ def _release(owners: Sequence[OwnerUse]) -> Buffer:
 
 
 def _growth(owners: Sequence[OwnerUse]) -> Buffer:
-    parts = [growths(o.history, GROWTH_SLOTS) for o in owners if o.history is not None]
-    central = ceil(quantile(summed(parts), GROWTH_SHARE))
+    parts = [growth_by_slot(o.history, GROWTH_SLOTS) for o in owners if o.history is not None]
+    central = ceil(quantile(sum_by_slot(parts), GROWTH_SHARE))
     siloed = sum(ceil(quantile([*map(float, p.values())], GROWTH_SHARE)) for p in parts)
     slots = len({number for part in parts for number in part})
     why = (

@@ -1,6 +1,6 @@
-"""Predicts how many machines a pool will need from its history; never fewer than it uses now.
+"""Predicts from its history how many machines a pool will need, at least those that it uses now.
 
-A history holds, for each 5 minutes of the last 8 days, the most machines with tasks. The forecast
+A history has, for each 5 minutes of the last 8 days, the most machines with tasks. The forecast
 repeats the use at this time yesterday and a week ago. Without a history it is the present use, and
 machines are lent only after they were idle for long.
 """
@@ -18,7 +18,7 @@ SLOT_S = 300.0
 DAY = 288
 """Slots of a day."""
 SLOTS = 8 * DAY
-"""Slots that are kept: a week and a day, so the hours after "a week ago" are in the history."""
+"""Slots that are stored: a week and a day, so the hours after "a week ago" are in the history."""
 
 
 def slot(now: float) -> int:
@@ -26,7 +26,7 @@ def slot(now: float) -> int:
     return int(now // SLOT_S)
 
 
-def noted(history: UseHistory, used: int, now: float) -> UseHistory:
+def with_use(history: UseHistory, used: int, now: float) -> UseHistory:
     """Return the history with the present use; missed slots repeat the last value."""
     number, values = slot(now), list(history.used)
     if not values or number < history.last:  # new, or the clock was set back
@@ -44,10 +44,10 @@ def expected(history: UseHistory, used: int, now: float, ahead_s: float) -> int:
     number, most = slot(now), used
     for days in (1, 7):
         first = number - days * DAY
-        for ago in range(first, first + ceil(ahead_s / SLOT_S) + 1):
-            at = len(history.used) - 1 - (history.last - ago)
-            if 0 <= at < len(history.used):
-                most = max(most, history.used[at])
+        for earlier in range(first, first + ceil(ahead_s / SLOT_S) + 1):
+            index = len(history.used) - 1 - (history.last - earlier)
+            if 0 <= index < len(history.used):
+                most = max(most, history.used[index])
     return most
 
 
@@ -56,7 +56,7 @@ def peak(history: UseHistory) -> int:
     return max(history.used, default=0)
 
 
-def growths(history: UseHistory, ahead: int) -> dict[int, int]:
+def growth_by_slot(history: UseHistory, ahead: int) -> dict[int, int]:
     """Return slot → the largest growth of use within the `ahead` slots after it."""
     values, first = history.used, history.last - len(history.used) + 1
     return {
@@ -73,7 +73,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, ceil(share * len(ordered)) - 1))]
 
 
-def summed(parts: Sequence[Mapping[int, int]]) -> list[float]:
+def sum_by_slot(parts: Sequence[Mapping[int, int]]) -> list[float]:
     """Return the sum by slot over all parts."""
     slots = sorted({number for part in parts for number in part})
     return [float(sum(part.get(number, 0) for part in parts)) for number in slots]

@@ -1,7 +1,7 @@
-"""Matches idle machines with borrowers, and picks the loans to call back: pure functions.
+"""Matches idle machines with borrowers, and chooses the loans to call back: pure functions.
 
-Machines are lent whole (EL3). A loan is made only if its promise suits both sides: the owner gets
-the machine back within it, and that notice is enough for the borrower's tasks.
+Machines are lent whole (EL3). A loan is made only if its promised time suits both sides: the owner
+gets the machine back within it, and it is enough notice for the borrower's tasks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from itertools import islice
 from control_plane.broker.core.assignment import FREE
 
 MARGIN_S = 30.0
-"""Tasks must have ended this long before the promise ends: they drain and stop (10 s by default),
-and the machine goes back once it is empty. A promise is at least 120 s."""
+"""Time before the end of the promise at which tasks must have ended. They drain and stop (10 s by
+default), and the empty machine returns. A promise is at least 120 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,13 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The terms on which a pool lends."""
+    """The terms on which a pool lends its machines."""
 
     promise_s: float
     after_s: float
-    """A machine is lent only after it was idle for this many seconds."""
+    """Seconds for which a machine must have been idle."""
     keep: int
-    """Number of idle machines that are not lent, because the pool is expected to need them."""
+    """Idle machines that are not lent, because the pool is expected to need them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Borrower(Suitable):
 
     pool: str
     wants: int
-    """In addition to its present machines."""
+    """Machines in addition to its present ones."""
     has: int
     notice_s: float
     loan_s: float
@@ -136,23 +136,24 @@ class CallBack:
 
 
 class _Stock:
-    """Machines that may be lent; the largest group of one kind in one MSB gives first.
+    """Machines that may be lent, by donor, type and MSB; the largest group lends first.
 
-    Groups are numbered. A heap entry is one integer that combines size and number of a group: a
-    large region has a hundred thousand groups.
+    A heap entry is one integer that combines size and number of a group, because a large region has
+    a hundred thousand groups.
     """
 
     def __init__(self, idle: Iterable[Idle], offers: Mapping[str, Offer]) -> None:
         self._heaps: dict[object, list[int]] = {}
-        there, ripe = Counter[str](), list[Idle]()
+        idle_of, ripe = Counter[str](), list[Idle]()
         for machine in idle:
             offer = offers.get(machine.donor)
             if offer is not None:
-                there[machine.donor] += 1
+                idle_of[machine.donor] += 1
                 if machine.idle_s >= offer.after_s:
                     ripe.append(machine)
-        self._left = {donor: max(0, n - offers[donor].keep) for donor, n in there.items()}
-        ripe.sort(key=lambda machine: machine.idle_s)  # the longest idle one is taken first
+        self._left = {donor: max(0, n - offers[donor].keep) for donor, n in idle_of.items()}
+        """Donor → how many of its machines may still be lent."""
+        ripe.sort(key=lambda machine: machine.idle_s)  # `take` pops the one that was idle longest
         by_key = defaultdict[tuple[str, str, str, str, str], list[Idle]](list)
         for machine in ripe:
             place = (machine.datacenter, machine.region, machine.msb)
@@ -167,6 +168,7 @@ class _Stock:
             self._kinds[key].append(self._entry(number))
 
     def _entry(self, number: int) -> int:
+        """Return the heap entry of a group; it is smaller for a larger group."""
         return number - len(self._groups[number]) * self._count
 
     def take(self, borrower: Borrower) -> Idle | None:
@@ -184,7 +186,7 @@ class _Stock:
                 own.append(heapq.heappop(heap))
             elif not group or not self._left[donor]:
                 heapq.heappop(heap)
-            elif heap[0] != self._entry(number):  # others took from it
+            elif heap[0] != self._entry(number):  # the group shrank since the entry was made
                 heapq.heapreplace(heap, self._entry(number))
             else:
                 found = group.pop()
@@ -195,6 +197,7 @@ class _Stock:
         return found
 
     def _suiting(self, borrower: Borrower) -> list[int]:
+        """Return a heap of all groups that suit a borrower."""
         heap = list[int]()
         for (machine_type, datacenter, region, promise_s), groups in self._kinds.items():
             if promise_s >= borrower.notice_s and borrower.suits(machine_type, datacenter, region):
@@ -203,13 +206,13 @@ class _Stock:
         return heap
 
 
-def matched(
+def match_loans(
     idle: Iterable[Idle], offers: Mapping[str, Offer], borrowers: Sequence[Borrower]
 ) -> list[NewLoan]:
     """Return the loans to make; `offers` by pool, and pools without one lend nothing.
 
-    Machines are taken from the MSB that has the most, so the rest stays spread; those that were
-    idle longest go first. Borrowers get machines in proportion to their shares, counting those
+    Machines are taken from the MSB with the most idle ones, so that the rest stays spread, and the
+    longest idle ones first. Borrowers get machines in proportion to their shares, with the machines
     that they already have. Machines that one borrower does not want go to the others.
     """
     stock, found = _Stock(idle, offers), list[NewLoan]()
@@ -235,7 +238,7 @@ def matched(
 # -- calling back
 
 
-def called_back(
+def loans_to_call_back(
     loans: Sequence[OpenLoan],
     needs: Sequence[Need],
     now: float,
@@ -243,11 +246,11 @@ def called_back(
     idle_after_s: float,
     most: int,
 ) -> list[CallBack]:
-    """Return the loans to call back now, the most wanted first.
+    """Return at most `most` loans to call back now, the most urgent first.
 
     An owner gets its own machines first, then those of the free pool. Machines with the fewest
-    tasks go first, which interrupts the least work. A loan whose time is over ends with the
-    promised notice; a loan that the borrower leaves idle ends at once. A loan that an operator
+    tasks come first, which interrupts the least work. A loan whose time is over ends with the
+    promised notice. A loan that was idle for `idle_after_s` ends at once. A loan that an operator
     made without a promise stays until the operator ends it.
     """
     open_ = [loan for loan in loans if not loan.revoked and loan.promise_s > 0]

@@ -31,8 +31,8 @@ def in_order(work: Sequence[QueuedWork], shares: Mapping[str, int]) -> list[Queu
     """Return the open work in the order in which it runs.
 
     Work is sorted by priority. Among equals, running work comes first, then work of the user with
-    the least recent use of its share, then the oldest. So no work is stopped for work of the same
-    priority.
+    the least use of its share, then the oldest work. So no work is stopped for other work of the
+    same priority.
     """
     rank = _ranks(work, shares)[0]
     return sorted((one for one in work if one.state in OPEN), key=rank)
@@ -41,7 +41,10 @@ def in_order(work: Sequence[QueuedWork], shares: Mapping[str, int]) -> list[Queu
 def _ranks(
     work: Sequence[QueuedWork], shares: Mapping[str, int]
 ) -> tuple[Callable[[QueuedWork], _Rank], Counter[str], Counter[str]]:
-    """Return the rank of open work, and the use and the running tasks of each user it reads."""
+    """Return the rank of open work, with the two counters that it reads.
+
+    These are the use and the running tasks of each user.
+    """
     used, tasks = Counter[str](), Counter[str]()
     for one in work:
         used[one.user] += int(one.machine_s)
@@ -62,13 +65,13 @@ def _ranks(
     return rank, used, tasks
 
 
-def chosen(
+def choose_work(
     work: Sequence[QueuedWork], shares: Mapping[str, int], room: int, now: float
 ) -> tuple[list[str], list[str]]:
-    """Return the names of work to start and of running work to stop, for `room` tasks in all.
+    """Return the names of work to start, and of running work to stop, for at most `room` tasks.
 
     One piece of work is chosen at a time, so that users take turns by their shares. Work that is
-    larger than `room` is chosen only if no other work is; its tasks start as machines arrive.
+    larger than `room` is chosen only if it comes first; its tasks start as machines arrive.
     """
     running = {one.name for one in work if one.state is QueuedState.RUNNING}
     ready = [one for one in work if one.name in running or one.retry_at <= now]
@@ -98,16 +101,21 @@ def chosen(
     return start, stop
 
 
-def seen(work: QueuedWork, status: JobStatus | None, now: float, look_s: float) -> QueuedWork:
-    """Return running work updated from its job's status: still running, done, or failed."""
+def updated_work(
+    work: QueuedWork, status: JobStatus | None, now: float, round_s: float
+) -> QueuedWork:
+    """Return running work as its job's status shows it: still running, done, or failed.
+
+    `round_s` is the time since the last round, which is added to the use of the work.
+    """
     if status is None or not status.record.tasks:
         return work
     tasks = status.record.tasks
     ended = [t for t in tasks if t.state in (TaskState.STOPPED, TaskState.FAILED)]
-    bad = [t for t in ended if t.last_exit is not None and t.last_exit.result not in _NO_FAULT]
-    work = replace(work, machine_s=work.machine_s + status.running * look_s)
-    if bad and bad[0].last_exit is not None:
-        return failed(work, f"task {bad[0].index}: {bad[0].last_exit.result}", now)
+    faulty = [t for t in ended if t.last_exit is not None and t.last_exit.result not in _NO_FAULT]
+    work = replace(work, machine_s=work.machine_s + status.running * round_s)
+    if faulty and faulty[0].last_exit is not None:
+        return failed(work, f"task {faulty[0].index}: {faulty[0].last_exit.result}", now)
     done = [t for t in ended if t.last_exit is not None and t.last_exit.result == "success"]
     if len(done) == len(tasks) == work.request.job.tasks:
         return replace(work, state=QueuedState.DONE, ended_at=now, reason="")

@@ -1,9 +1,9 @@
-"""How good any plan could be at best: a linear program over classes, solved by HiGHS.
+"""Computes a lower bound of the goals of any plan: linear programs over machine classes, by HiGHS.
 
-It lets tasks be split, dimensions go their own ways, claims take no room and moves cost nothing;
-load may only go to machines that admit it, or stay where it is. Whatever a plan does, the sum of
-the goals stays at or above its optimum. Machines of equal size that admit the same loads are one
-class: cost is convex, so they are best used equally.
+The programs relax the problem. Tasks may be split, each dimension of a task may go elsewhere,
+claims take no room, and moves cost nothing. But load may only go to machines that admit it, or stay
+on its machine. So no plan brings the sum of the goals below the optimum of these programs. Machines
+of equal size that admit the same loads form one class: cost is convex, so equal use is best.
 """
 
 from __future__ import annotations
@@ -14,45 +14,48 @@ from math import inf
 import numpy as np
 
 from control_plane.rebalancer.core.model import DIMENSIONS, Weights
-from control_plane.rebalancer.core.state import State
+from control_plane.rebalancer.core.region_state import RegionState
 
 _FLOWS_MAX = 100_000
 """The most flows in one program; above it, no bound is computed."""
 _FINE_MAX = 2_000
-"""Classes; above it, those that differ in load that stays are one, which weakens the bound."""
+"""The most classes. Above it, classes that differ only in the load that stays there are merged, so
+the bound is weaker."""
 
 
-def lower_bound(state: State) -> float | None:
-    """Return what no plan can bring the sum of the goals below; None: HiGHS is not installed."""
+def lower_bound(state: RegionState) -> float | None:
+    """Return the lower bound; None: HiGHS is not installed, or a program is too large."""
     try:
         import highspy  # noqa: F401
     except ImportError:
         return None
-    found = 0.0
+    bound = 0.0
     for pool in range(len(state.model.pools)):
         machines = np.nonzero(state.pool == pool)[0]
         if not len(machines):
             continue
         for dimension in range(len(DIMENSIONS)):
-            part = _of_dimension(state, pool, machines, dimension)
+            part = _dimension_bound(state, pool, machines, dimension)
             if part is None:
                 return None
-            found += part
-    return found
+            bound += part
+    return bound
 
 
-def _of_dimension(state: State, pool: int, machines: np.ndarray, dimension: int) -> float | None:
-    """Return the least that one dimension of one entitlement can cost."""
+def _dimension_bound(
+    state: RegionState, pool: int, machines: np.ndarray, dimension: int
+) -> float | None:
+    """Return the least cost of one dimension of one entitlement; None: not computed."""
     size = state.sizes[:, dimension]
-    loads, stuck = _loads(state, pool, dimension)
+    loads, fixed_load = _movable_and_fixed_loads(state, pool, dimension)
     admits = state.admits[:, machines]
     keys = [size[machines].view(np.int64), *np.packbits(admits, axis=0).astype(np.int64)]
-    tasks, kept = _kept(state, pool, dimension)
-    fine = _classes([*keys, stuck[machines].view(np.int64), kept[machines].view(np.int64)])
-    first, which = fine if len(fine[0]) <= _FINE_MAX else _classes(keys)
+    tasks, kept = _one_way_tasks(state, pool, dimension)
+    fine = _classify([*keys, fixed_load[machines].view(np.int64), kept[machines].view(np.int64)])
+    first, which = fine if len(fine[0]) <= _FINE_MAX else _classify(keys)
     number = np.bincount(which, minlength=len(first))
     own = machines[first]
-    fixed = np.bincount(which, weights=stuck[machines], minlength=len(own))
+    fixed = np.bincount(which, weights=fixed_load[machines], minlength=len(own))
     class_of = dict(zip(machines.tolist(), which.tolist(), strict=True))
     stays: defaultdict[tuple[int, int], float] = defaultdict(float)
     for task in tasks.tolist():
@@ -66,10 +69,10 @@ def _of_dimension(state: State, pool: int, machines: np.ndarray, dimension: int)
     }
     if len(flows) > _FLOWS_MAX:
         return None
-    level = float(state.level[pool, dimension])
+    level = float(state.pool_limits[pool, dimension])
     weights = state.model.weights
-    unit = float(size[own].max(initial=0.0)) or 1.0  # bytes would be out of the solver's range
-    return _solved(
+    unit = float(size[own].max(initial=0.0)) or 1.0  # bytes would exceed the solver's range
+    return _optimum(
         {kind: load / unit for kind, load in loads.items()},
         {flow: most / unit for flow, most in flows.items()},
         [
@@ -79,14 +82,16 @@ def _of_dimension(state: State, pool: int, machines: np.ndarray, dimension: int)
     )
 
 
-def _classes(keys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _classify(keys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return the first machine of each class, and the class of each machine."""
     _, first, which = np.unique(np.vstack(keys), axis=1, return_index=True, return_inverse=True)
     return first, which.ravel()
 
 
-def _loads(state: State, pool: int, dimension: int) -> tuple[dict[int, float], np.ndarray]:
-    """Return the load that may move, by admission, and by machine what stays."""
+def _movable_and_fixed_loads(
+    state: RegionState, pool: int, dimension: int
+) -> tuple[dict[int, float], np.ndarray]:
+    """Return the load that may move, by admission, and the load that may not, by machine."""
     loads: defaultdict[int, float] = defaultdict(float)
     here = state.pool[state.where] == pool
     free = here & state.can_move
@@ -98,17 +103,19 @@ def _loads(state: State, pool: int, dimension: int) -> tuple[dict[int, float], n
     for admission, load in enumerate(sums):
         if load > 0:
             loads[admission] = float(load)
-    stuck = here & ~state.can_move
+    fixed_load = here & ~state.can_move
     return dict(loads), np.bincount(
-        state.where[stuck], weights=state.load[stuck, dimension], minlength=len(state.pool)
+        state.where[fixed_load],
+        weights=state.load[fixed_load, dimension],
+        minlength=len(state.pool),
     )
 
 
-def _kept(state: State, pool: int, dimension: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tasks that may stay or leave but not come back, and by machine their load.
+def _one_way_tasks(state: RegionState, pool: int, dimension: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tasks that may leave their machine but not return, and their load by machine.
 
-    A machine that is closed, or does not admit them, keeps what it has of them at most. Two such
-    machines are not alike: what one has too much is no use to the other.
+    Their machine is closed or does not admit them, so it keeps at most the load that it has of
+    them. Such machines are not in one class, because none may get the load of another.
     """
     tasks = np.nonzero((state.pool[state.where] == pool) & state.can_move)[0]
     tasks = tasks[~state.admits[state.admission[state.kind[tasks]], state.where[tasks]]]
@@ -117,12 +124,13 @@ def _kept(state: State, pool: int, dimension: int) -> tuple[np.ndarray, np.ndarr
 
 
 _Class = tuple[float, int, float, float, Weights]
-"""Size, number of machines, load that stays there, level of the pool, and what goals weigh."""
+"""Size, number of machines, load that stays there, the pool's limit, and the weights of goals."""
 
 
-def _solved(
+def _optimum(
     loads: dict[int, float], flows: dict[tuple[int, int], float], classes: list[_Class]
 ) -> float | None:
+    """Return the optimum of a program; `flows` has the most load from an admission to a class."""
     import highspy
 
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
@@ -138,9 +146,9 @@ def _solved(
         if size <= 0 or not (into[at] or fixed):
             continue
         share = sum(into[at]) * (1.0 / size) + fixed / size  # type: ignore[arg-type]
-        for above, weight in ((level, weights.balance), (weights.hot_from, weights.hot)):
+        for limit, weight in ((level, weights.balance), (weights.hot_from, weights.hot)):
             over = solver.addVariable(lb=0)
-            solver.addConstr(over >= share - number * above)
+            solver.addConstr(over >= share - number * limit)
             costs.append(weight * over)
     for kind, load in loads.items():
         if out[kind]:

@@ -1,6 +1,6 @@
-"""Solves a small placement model exactly: a mixed-integer program of all objects on HiGHS.
+"""Solves a small placement model exactly, as a mixed-integer program of all objects on HiGHS.
 
-It ends with an optimum, or with the best placement and the bound that it has when its time is over.
+The result is an optimum, or the best placement and the bound that are known when the time is over.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from control_plane.rebalancer.core.placement_state import PlacementState
 from control_plane.rebalancer.core.program import PlacementProgram
 
 VARIABLES_MAX = 50_000
-"""Objects times containers; above it parts of a model are solved (`neighbourhoods`)."""
+"""The most objects times containers; of larger models parts are solved (`neighbourhoods`)."""
 _STUCK_S = 30.0
-"""Seconds after its time at which a solver is stopped that cycles in one linear program."""
+"""Seconds after its time limit at which a solver that cycles in one linear program is stopped."""
 
 
 def optimum(model: PlacementModel, clock: Callable[[], float], seconds: float) -> PlacementAnswer:

@@ -1,9 +1,9 @@
-"""A small language for placement models: objects, containers, constraints and goals.
+"""A language for placement models: objects, containers, constraints and goals.
 
-Objects (tasks, entitlements) are in containers (machines). Each *dimension* is an amount that
-objects need and containers offer, in any unit. A *scope* (`rack`, `msb`) groups containers into
-bins; in the scope `""` each container is a bin of its own. Constraints must always hold. The
-solver minimizes the sum of the goals. A model is written in TOML, one table per object.
+Objects (tasks, entitlements) are in containers (machines). A *dimension* is an amount that objects
+need and containers offer, in any unit. A *scope* (`rack`, `msb`) groups containers into bins; in
+the scope `""` each container is a bin. Constraints must always hold. The solver minimizes the sum
+of the goals. A model is written in TOML, one table for each object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from wire.errors import InvalidInput
 from wire.toml_limits import parse_toml
 
 SOLVED_MAX = 20_000
-"""The most objects of one model. The language is for small models that people read and write."""
+"""The most objects of a model. The language is for small models that people read and write."""
 
 
 class ModelObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +29,7 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     at: str
     """The container that the object is in now."""
     group: str = ""
-    """The job of the object; constraints count the objects of a group together."""
+    """Name of the object's group, for example its job; constraints count objects by group."""
     needs: dict[str, float] = {}
     move_price: float = 0.0
     may: list[str] = []
@@ -56,9 +56,9 @@ class FitsIn(ModelTerm, frozen=True, kw_only=True, tag="fits"):
 
     dimension: str
     twice_while_moving: bool = False
-    """A moved object also counts in its old container, which it leaves after it arrived."""
+    """A moved object also counts in its old container, which it leaves only after it arrived."""
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the term as text."""
         twice = ", including objects that are leaving" if self.twice_while_moving else ""
         return f"no container has more {self.dimension} in use than it offers{twice}"
@@ -70,9 +70,9 @@ class AtMostIn(ModelTerm, frozen=True, kw_only=True, tag="at-most"):
     scope: str = ""
     objects: int = 1
     by_group: dict[str, int] = {}
-    """Group → its limit. If any is given, groups that are not named have no limit."""
+    """Group → its limit. If there are any, groups that are not named have no limit."""
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the term as text."""
         if self.by_group:
             return f"{len(self.by_group)} groups have limits of their own per {_bin(self.scope)}"
@@ -86,7 +86,7 @@ class SpreadOver(ModelTerm, frozen=True, kw_only=True, tag="spread"):
     bins: dict[str, int]
     """Group → bins."""
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the term as text."""
         return f"{len(self.bins)} groups are spread over {self.scope}, in {_range(self.bins)} bins"
 
@@ -98,7 +98,7 @@ class NearGroup(ModelTerm, frozen=True, kw_only=True, tag="beside"):
     needs: dict[str, list[str]]
     """Group → groups that it depends on."""
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the term as text."""
         return (
             f"{len(self.needs)} groups have the groups on which they depend in the same "
@@ -116,7 +116,7 @@ class Above(ModelTerm, frozen=True, kw_only=True, tag="above"):
     """Bin → level; the level of other bins is `share` of what they offer."""
     share: float = 1.0
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the term as text."""
         level = f"{self.share:.0%} of what it offers" if not self.level else "its level"
         return f"{self.weight:g} x {self.dimension} in use of each {_bin(self.scope)} above {level}"
@@ -129,7 +129,7 @@ class EvenUse(ModelTerm, frozen=True, kw_only=True, tag="even"):
     weight: float = 1.0
     tolerance: float = 0.1
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the term as text."""
         return (
             f"{self.weight:g} x share of {self.dimension} in use of each container"
@@ -145,7 +145,7 @@ class InProportion(ModelTerm, frozen=True, kw_only=True, tag="proportion"):
     ratio: float
     weight: float = 1.0
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the term as text."""
         return (
             f"{self.weight:g} x shortage of free {self.other} against {self.ratio:g} for each "
@@ -160,7 +160,7 @@ class MovedObjects(ModelTerm, frozen=True, kw_only=True, tag="moves"):
     each: float = 0.0
     """A cost that is added to the price of each moved object."""
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the term as text."""
         return f"{self.weight:g} x (price + {self.each:g}) of each object that moves"
 
@@ -170,7 +170,7 @@ class MovedOfGroup(ModelTerm, frozen=True, kw_only=True, tag="group-moves"):
 
     weight: float = 1.0
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the term as text."""
         return f"{self.weight:g} x moving objects of the group with the most moves"
 
@@ -182,7 +182,7 @@ class MoveDistance(ModelTerm, frozen=True, kw_only=True, tag="distance"):
     """Prices from container (row) to container (column), in the order of the model's containers."""
     weight: float = 1.0
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the term as text."""
         return f"{self.weight:g} x the price between two containers, for each move"
 
@@ -194,7 +194,7 @@ class UsedContainers(ModelTerm, frozen=True, kw_only=True, tag="used"):
     each: dict[str, float] = {}
     """Container → its cost; 1 for containers that are not named."""
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the term as text."""
         return f"{self.weight:g} x containers in use"
 
@@ -215,8 +215,8 @@ class PlacementModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def dimensions(self) -> list[str]:
         """Return all dimensions, in the order in which they are named first."""
-        found = dict.fromkeys(d for o in self.objects for d in o.needs)
-        return list(found | dict.fromkeys(d for c in self.containers for d in c.offers))
+        needed = dict.fromkeys(d for o in self.objects for d in o.needs)
+        return list(needed | dict.fromkeys(d for c in self.containers for d in c.offers))
 
     def bin_of(self, container: ModelContainer, scope: str) -> str:
         """Return the bin of a container; containers without a bin share the bin `""`."""
@@ -231,7 +231,7 @@ class PlacementAnswer(msgspec.Struct, frozen=True, kw_only=True):
     moves: list[tuple[str, str, str]]
     """Object, from, to."""
     bound: float | None = None
-    """No placement has a smaller sum of goals than this; None: not known."""
+    """No placement has a smaller sum of goals than this; None: unknown."""
     steps: int = 0
     took_s: float = 0.0
     is_optimal: bool = False
@@ -246,12 +246,12 @@ def read_model(text: str) -> PlacementModel:
         raise InvalidInput(f"the model is not valid: {e}", hint="docs/rebalancing.md") from None
     except (ValueError, RecursionError) as e:
         raise InvalidInput(f"the model is not TOML: {e}") from None
-    for wrong in faults(model):
+    for wrong in model_errors(model):
         raise InvalidInput(f"the model is not valid: {wrong}", hint="docs/rebalancing.md")
     return model
 
 
-def faults(model: PlacementModel) -> Iterator[str]:
+def model_errors(model: PlacementModel) -> Iterator[str]:
     """Yield the errors of a model, such as duplicate names and unknown names."""
     if len(model.objects) > SOLVED_MAX:
         yield f"it has {len(model.objects)} objects; the maximum is {SOLVED_MAX}"
@@ -266,13 +266,14 @@ def faults(model: PlacementModel) -> Iterator[str]:
         for name in (each.at, *each.may):
             if name not in containers:
                 yield f"object {each.name!r} names the container {name!r}, which does not exist"
-    yield from _amount_faults(model)
+    yield from _amount_errors(model)
     known = set(model.dimensions())
     for rule in (*model.constraints, *model.goals):
-        yield from _faults_of(rule, known, groups, scopes, len(model.containers))
+        yield from _name_errors(rule, known, groups, scopes, len(model.containers))
 
 
-def _amount_faults(model: PlacementModel) -> Iterator[str]:
+def _amount_errors(model: PlacementModel) -> Iterator[str]:
+    """Yield the amounts of a model that are negative, infinite or no numbers."""
     for each in model.objects:
         for dimension, amount in each.needs.items():
             if not 0 <= amount < inf:
@@ -297,6 +298,7 @@ def _amount_faults(model: PlacementModel) -> Iterator[str]:
 
 
 def _numbers(value: object) -> Iterator[float]:
+    """Yield all numbers in a value, also those in lists and mappings."""
     if isinstance(value, int | float):
         yield value
     elif isinstance(value, Mapping):
@@ -307,9 +309,14 @@ def _numbers(value: object) -> Iterator[float]:
             yield from _numbers(each)
 
 
-def _faults_of(
-    rule: ModelRule | ModelGoal, known: set[str], groups: set[str], scopes: set[str], wide: int
+def _name_errors(
+    rule: ModelRule | ModelGoal,
+    known: set[str],
+    groups: set[str],
+    scopes: set[str],
+    containers: int,
 ) -> Iterator[str]:
+    """Yield the unknown names of a rule, and a price table of the wrong size."""
     kind = rule.__struct_config__.tag
     for field in ("dimension", "other"):
         name = getattr(rule, field, None)
@@ -328,30 +335,31 @@ def _faults_of(
     for group in named:
         if group not in groups:
             yield f"{kind!r} names the group {group!r}, which no object has"
-    if isinstance(rule, MoveDistance) and [len(row) for row in rule.prices] != [wide] * wide:
-        yield f"{kind!r} needs {wide} rows of {wide} prices, one for each container"
+    size = containers
+    if isinstance(rule, MoveDistance) and [len(row) for row in rule.prices] != [size] * size:
+        yield f"{kind!r} needs {size} rows of {size} prices, one for each container"
 
 
-def words_of(model: PlacementModel) -> list[str]:
+def describe_model(model: PlacementModel) -> list[str]:
     """Return lines that describe a model, its constraints and its goals."""
-    found = [f"{len(model.objects)} objects in {len(model.containers)} containers."]
+    lines = [f"{len(model.objects)} objects in {len(model.containers)} containers."]
     groups = Counter(o.group for o in model.objects if o.group)
     if groups:
-        found.append(f"{len(groups)} groups of {_range(groups)} objects.")
+        lines.append(f"{len(groups)} groups of {_range(groups)} objects.")
     for dimension in model.dimensions():
         needed = sum(o.needs.get(dimension, 0.0) for o in model.objects)
         offered = sum(c.offers.get(dimension, 0.0) for c in model.containers)
         of = f" of {offered:g} ({needed / offered:.0%})" if offered else ""
-        found.append(f"Dimension {dimension}: {needed:g}{of} in use.")
+        lines.append(f"Dimension {dimension}: {needed:g}{of} in use.")
     for scope in dict.fromkeys(s for c in model.containers for s in c.scopes):
         bins = Counter(model.bin_of(c, scope) for c in model.containers)
-        found.append(f"Scope {scope}: {len(bins)} bins of {_range(bins)} containers.")
+        lines.append(f"Scope {scope}: {len(bins)} bins of {_range(bins)} containers.")
     bound = sum(bool(o.may) for o in model.objects)
     if bound:
-        found.append(f"{bound} objects may be in some containers only.")
-    found += [f"Constraint: {rule.words()}." for rule in model.constraints]
-    found += [f"Goal: less of {goal.words()}." for goal in model.goals]
-    return found
+        lines.append(f"{bound} objects may be in some containers only.")
+    lines += [f"Constraint: {rule.text()}." for rule in model.constraints]
+    lines += [f"Goal: less of {goal.text()}." for goal in model.goals]
+    return lines
 
 
 def _range(numbers: Mapping[str, int]) -> str:
@@ -360,6 +368,7 @@ def _range(numbers: Mapping[str, int]) -> str:
 
 
 def _bin(scope: str) -> str:
+    """Return what a bin of a scope is called."""
     return scope or "container"
 
 
@@ -370,18 +379,20 @@ def toml_of(model: PlacementModel) -> Iterator[str]:
             yield f"[[{name}]]"
             for key, of in table.items():
                 if of not in ({}, [], ""):
-                    yield f"{key} = {_toml(of)}"
+                    yield f"{key} = {_toml_value(of)}"
             yield ""
 
 
-def _toml(value: object) -> str:
+def _toml_value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        pairs: Iterable[str] = (f"{_toml(str(k))} = {_toml(v)}" for k, v in value.items())
+        pairs: Iterable[str] = (
+            f"{_toml_value(str(k))} = {_toml_value(v)}" for k, v in value.items()
+        )
         return "{ " + ", ".join(pairs) + " }"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
     if isinstance(value, str):
         return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")
     return repr(value)

@@ -1,8 +1,8 @@
 """Computes the resource use of tasks and the power draw of machines from readings of agents.
 
-Each reading has counters and the agent's time since boot; two readings of one boot give rates.
+Each reading has counters and the agent's time since boot. Two readings of one boot give rates.
 Rates are smoothed exponentially, so that a burst of a few seconds moves no task. A load that was
-not read for long counts as unknown; the task's claim is used instead.
+not read for long is unknown, and the task's claim is used instead.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ IDLE_SHARE = 0.5
 """Share of its nominal power that an idle machine draws: about half of its peak (Barroso and
 Hölzle, IEEE Computer 40(12), 2007)."""
 REST_SHARE = 0.35
-"""Share of its nominal power that a machine draws outside its processors, which RAPL counts.
+"""Share of its nominal power that a machine draws outside its processors; RAPL counts only these.
 An assumption: memory, disks and fans differ by machine."""
 _STEP = 500
 """Tasks that are visited before the generator yields, so that other coroutines can run."""
 _DIGITS = 6
-"""The most digits of a task's index: no job has a million tasks."""
+"""The most digits of a task's index: a job has fewer than a million tasks."""
 _SHORTEST_S = 1.0
 """The shortest time between two readings that give a rate: the kernel updates CPU time only every
 few milliseconds."""
@@ -57,30 +57,30 @@ class Loads:
     """The loads of all tasks and machines of a region."""
 
     smooth_s: float
-    """After this long a new level has 63 % of the weight."""
+    """Time after which a new level has 63 % of the weight."""
     tasks: dict[str, dict[int, TaskLoad]] = field(default_factory=dict)
     """Job → index → load: a plan needs the loads of all tasks of a job."""
     machines: dict[str, MachineReading] = field(default_factory=dict)
 
     def read(self, machine: str, capacity: Capacity, usages: Usages, now: float) -> None:
-        """Record an agent's reading; the first one, and the first after a boot, give no rates."""
+        """Record an agent's reading; the first one, and the first after a boot, gives no rates."""
         before = self.machines.get(machine)
-        known = MachineReading(usages, {task.task_id: task for task in usages.tasks}, now)
-        self.machines[machine] = known
+        latest = MachineReading(usages, {task.task_id: task for task in usages.tasks}, now)
+        self.machines[machine] = latest
         if before is None:
             return
         passed_s = usages.at_boot_s - before.usages.at_boot_s
         if 0 <= passed_s < _SHORTEST_S:
             self.machines[machine] = before
             return
-        known.watts = self._watts(before, usages, passed_s)
+        latest.watts = self._watts(before, usages, passed_s)
         per_core = capacity.rru / capacity.cpus if capacity.cpus else 0.0
-        for name, task in known.tasks.items():
+        for name, task in latest.tasks.items():
             earlier = before.tasks.get(name)
             if earlier is not None and passed_s > 0 and task.cpu_s >= earlier.cpu_s:
-                self._count(earlier, task, passed_s, per_core, now)
+                self._add_rates(earlier, task, passed_s, per_core, now)
 
-    def _count(
+    def _add_rates(
         self,
         earlier: TaskUsage,
         task: TaskUsage,
@@ -88,6 +88,7 @@ class Loads:
         per_core: float,
         now: float,
     ) -> None:
+        """Smooth the rates of a task over its last two readings, `passed_s` apart."""
         rru = (task.cpu_s - earlier.cpu_s) / passed_s * per_core
         mbps = None
         if task.network_bytes is not None and earlier.network_bytes is not None:
@@ -96,14 +97,14 @@ class Loads:
         if not number.isdecimal() or len(number) > _DIGITS:
             return  # an operator started the task; it belongs to no job
         of_job = self.tasks.setdefault(job, {})
-        known = of_job.get(int(number))
+        smoothed = of_job.get(int(number))
         memory = float(task.memory_bytes)
-        if known is not None:
+        if smoothed is not None:
             share = self._weight(passed_s)
-            rru = known.rru + share * (rru - known.rru)
-            memory = known.memory_bytes + share * (memory - known.memory_bytes)
-            if mbps is not None and known.network_mbps is not None:
-                mbps = known.network_mbps + share * (mbps - known.network_mbps)
+            rru = smoothed.rru + share * (rru - smoothed.rru)
+            memory = smoothed.memory_bytes + share * (memory - smoothed.memory_bytes)
+            if mbps is not None and smoothed.network_mbps is not None:
+                mbps = smoothed.network_mbps + share * (mbps - smoothed.network_mbps)
         of_job[int(number)] = TaskLoad(rru, memory, mbps, now)
 
     def _watts(self, before: MachineReading, usages: Usages, passed_s: float) -> float | None:
@@ -118,30 +119,31 @@ class Loads:
         return before.watts + self._weight(passed_s) * (watts - before.watts)
 
     def _weight(self, passed_s: float) -> float:
+        """Return the weight of a new rate against the smoothed one."""
         return 1.0 - exp(-passed_s / self.smooth_s)
 
     def of_tasks(self, job: str, tasks: Sequence[int], since: float) -> list[TaskLoad | None]:
         """Return the loads of a job's tasks; None for each that was not read since `since`."""
-        known = self.tasks.get(job)
-        if known is None:
+        of_job = self.tasks.get(job)
+        if of_job is None:
             return [None] * len(tasks)
-        found = map(known.get, tasks)
-        return [load if load is not None and load.at >= since else None for load in found]
+        loads = map(of_job.get, tasks)
+        return [load if load is not None and load.at >= since else None for load in loads]
 
     def watts_of(self, machine: str, now: float, within_s: float) -> float | None:
         """Return the draw of a machine's processors, if it was read in the last `within_s`."""
-        known = self.machines.get(machine)
-        return known.watts if known is not None and now - known.at <= within_s else None
+        latest = self.machines.get(machine)
+        return latest.watts if latest is not None and now - latest.at <= within_s else None
 
     def oldest_s(self, now: float, within_s: float) -> float | None:
         """Return the age of the oldest reading that is at most `within_s` old."""
         read = (now - m.at for m in self.machines.values() if now - m.at <= within_s)
         return max(read, default=None) if self.tasks else None
 
-    def forgetting(
+    def forget(
         self, machines: Collection[str], now: float, within_s: float
     ) -> Generator[None, None, None]:
-        """Remove, in steps, all other machines, and tasks that were not read in `within_s`."""
+        """Remove, in steps, other machines and tasks that were not read within `within_s`."""
         for name in self.machines.keys() - set(machines):
             del self.machines[name]
         seen = 0

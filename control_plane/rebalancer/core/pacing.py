@@ -1,4 +1,4 @@
-"""Decides which moves of a plan begin now, and follows the moves that have begun."""
+"""Decides which moves of a plan begin now, and updates the states of moves that have begun."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from control_plane.api.rebalancing import MoveState, MoveView, RebalancePlan
 from control_plane.rebalancer.core.machine_use import Load
 from control_plane.rebalancer.core.model import Weights
 
-_NOTHING = 0.05
-"""A possible gain up to this counts as none: one machine that is used 5 % too much."""
+_NEGLIGIBLE = 0.05
+"""A possible gain up to this counts as none: it is one machine that is used 5 % too much."""
 ACTIVE = (MoveState.WAITING, MoveState.MOVING)
 OPEN = (MoveState.PLANNED, *ACTIVE)
 
@@ -30,38 +30,40 @@ class TaskNow:
     exists: bool = True
 
 
-def followed(move: MoveView, task: TaskNow, now: float, patience_s: float) -> MoveView:
-    """Return a move that has begun in its present state, with the outcome if it has ended."""
+def update_move(move: MoveView, task: TaskNow, now: float, patience_s: float) -> MoveView:
+    """Return a begun move with its present state, or with its outcome if it has ended."""
     if move.state not in ACTIVE:
         return move
     if task.serves_on == move.to_machine and not task.ordered_to:
-        return to(move, MoveState.DONE, now)
+        return with_state(move, MoveState.DONE, now)
     if not task.exists:
-        return to(move, MoveState.WITHDRAWN, now, "the task is gone")
+        return with_state(move, MoveState.WITHDRAWN, now, "the task is gone")
     if task.ordered_to:
         state = MoveState.MOVING if task.has_begun else MoveState.WAITING
-        return to(move, state, now) if state is not move.state else move
+        return with_state(move, state, now) if state is not move.state else move
     if task.serves_on == move.from_machine:
-        return to(move, MoveState.WITHDRAWN, now, move.reason or "its job had another operation")
+        return with_state(
+            move, MoveState.WITHDRAWN, now, move.reason or "its job had another operation"
+        )
     if task.serves_on:
-        return to(move, MoveState.FAILED, now, f"the task moved to {task.serves_on}")
+        return with_state(move, MoveState.FAILED, now, f"the task moved to {task.serves_on}")
     if now - move.at > patience_s:
-        return to(move, MoveState.FAILED, now, "the task did not become healthy in time")
+        return with_state(move, MoveState.FAILED, now, "the task did not become healthy in time")
     return move
 
 
-def resumed(move: MoveView, task: TaskNow, now: float, why: str) -> MoveView:
-    """Return the present state of a move from the plan of an earlier process.
+def resume_move(move: MoveView, task: TaskNow, now: float, why: str) -> MoveView:
+    """Return a move of an earlier process's plan with its present state.
 
     `why` is the reason to withdraw a move that has not begun; empty: it may still begin.
     """
     if task.serves_on == move.to_machine and not task.ordered_to:
-        return to(move, MoveState.DONE, now, move.reason)
+        return with_state(move, MoveState.DONE, now, move.reason)
     if task.ordered_to == move.to_machine and (task.has_begun or not why):
-        return to(move, MoveState.MOVING if task.has_begun else MoveState.WAITING, now)
+        return with_state(move, MoveState.MOVING if task.has_begun else MoveState.WAITING, now)
     if why:
-        return to(move, MoveState.WITHDRAWN, now, why)
-    return to(move, MoveState.PLANNED, now)
+        return with_state(move, MoveState.WITHDRAWN, now, why)
+    return with_state(move, MoveState.PLANNED, now)
 
 
 def gap_of(plan: RebalancePlan) -> float | None:
@@ -69,11 +71,11 @@ def gap_of(plan: RebalancePlan) -> float | None:
     if plan.bound is None:
         return None
     possible = sum(goal.before for goal in plan.goals) - plan.bound
-    return max(0.0, 1.0 - plan.gain / possible) if possible > _NOTHING else 0.0
+    return max(0.0, 1.0 - plan.gain / possible) if possible > _NEGLIGIBLE else 0.0
 
 
-def to(move: MoveView, state: MoveState, now: float, reason: str = "") -> MoveView:
-    """Return a copy of a move with a new state."""
+def with_state(move: MoveView, state: MoveState, now: float, reason: str = "") -> MoveView:
+    """Return a move with a new state."""
     return replace(move, state=state, at=now, reason=reason)
 
 
@@ -94,8 +96,8 @@ def next_moves(moves: Sequence[MoveView], most: int) -> list[MoveView]:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two machines of a move, with its present use."""
+class MachineUse:
+    """The present use of a machine."""
 
     used: Sequence[float]
     sizes: Load
@@ -104,28 +106,30 @@ class Side:
 
 
 def still_gains(
-    source: Side, target: Side, load: Load, cost: Callable[[Side], float], price: float
+    source: MachineUse,
+    target: MachineUse,
+    load: Load,
+    cost: Callable[[MachineUse], float],
+    price: float,
 ) -> bool:
     """Return whether a move gains more than its price at the present use of both machines."""
-    less = [u - part for u, part in zip(source.used, load, strict=True)]
-    more = [u + part for u, part in zip(target.used, load, strict=True)]
-    before = cost(source) + cost(target)
-    after = cost(Side(less, source.sizes, source.limits)) + cost(
-        Side(more, target.sizes, target.limits)
-    )
-    return before - after > price
+    source_used = [used - part for used, part in zip(source.used, load, strict=True)]
+    target_used = [used + part for used, part in zip(target.used, load, strict=True)]
+    source_after = MachineUse(source_used, source.sizes, source.limits)
+    target_after = MachineUse(target_used, target.sizes, target.limits)
+    return cost(source) + cost(target) - cost(source_after) - cost(target_after) > price
 
 
-def cost_with(weights: Weights) -> Callable[[Side], float]:
+def cost_function(weights: Weights) -> Callable[[MachineUse], float]:
     """Return the solver's cost function of a machine for these weights."""
 
-    def cost(side: Side) -> float:
-        found = 0.0
-        for used, size, limit in zip(side.used, side.sizes, side.limits, strict=True):
+    def cost(machine: MachineUse) -> float:
+        total = 0.0
+        for used, size, limit in zip(machine.used, machine.sizes, machine.limits, strict=True):
             if size > 0:
                 share = used / size
                 over, hot = max(0.0, share - limit), max(0.0, share - weights.hot_from)
-                found += weights.balance * over + weights.hot * hot
-        return found
+                total += weights.balance * over + weights.hot * hot
+        return total
 
     return cost

@@ -1,4 +1,4 @@
-"""What is used of MSBs and rows, before a plan and after it."""
+"""Sums the use of MSBs and rows, before a plan and after it."""
 
 from __future__ import annotations
 
@@ -10,76 +10,69 @@ from control_plane.api.rebalancing import PlaceUse
 from control_plane.broker.core.capacity import Place
 from control_plane.rebalancer.core.model import DIMENSIONS
 
-_WIDE = len(DIMENSIONS)
+_DIMENSIONS = len(DIMENSIONS)
 
 
 @dataclass(slots=True)
 class _PlaceSum:
     machines: int = 0
-    sizes: list[float] = field(default_factory=lambda: [0.0] * _WIDE)
-    before: list[float] = field(default_factory=lambda: [0.0] * _WIDE)
-    after: list[float] = field(default_factory=lambda: [0.0] * _WIDE)
+    sizes: list[float] = field(default_factory=lambda: [0.0] * _DIMENSIONS)
+    before: list[float] = field(default_factory=lambda: [0.0] * _DIMENSIONS)
+    after: list[float] = field(default_factory=lambda: [0.0] * _DIMENSIONS)
     hottest_before: float = 0.0
     hottest_after: float = 0.0
 
     def add(self, other: _PlaceSum) -> None:
-        """Add the machines of another one."""
+        """Add the machines of another sum."""
         self.machines += other.machines
-        for mine, theirs in (
-            (self.sizes, other.sizes),
-            (self.before, other.before),
-            (self.after, other.after),
-        ):
-            mine[:] = [one + two for one, two in zip(mine, theirs, strict=True)]
+        for d in range(_DIMENSIONS):
+            self.sizes[d] += other.sizes[d]
+            self.before[d] += other.before[d]
+            self.after[d] += other.after[d]
         self.hottest_before = max(self.hottest_before, other.hottest_before)
         self.hottest_after = max(self.hottest_after, other.hottest_after)
 
 
 class PlaceSums:
-    """Adds machines up by the places that they are in."""
+    """Sums the use of machines by place."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, str], _PlaceSum] = {}
-        """By MSB and row: each machine is counted once, and there may be many."""
+        self._sums: defaultdict[tuple[str, str], _PlaceSum] = defaultdict(_PlaceSum)
+        """By MSB and row."""
         self.measured = 0
-        """Machines whose hosts say what they draw."""
+        """Machines whose hosts measure their power."""
 
     def add(
         self, place: Place, sizes: Sequence[float], before: Sequence[float], after: Sequence[float]
     ) -> None:
-        """Count one machine: what it has, and what is used of it before and after."""
-        found = self._sums.get((place.msb, place.row))
-        if found is None:
-            found = self._sums[place.msb, place.row] = _PlaceSum()
-        found.machines += 1
+        """Add one machine: its sizes, and its use before and after the plan."""
+        total = self._sums[place.msb, place.row]
+        total.machines += 1
         for d, size in enumerate(sizes):
             if size > 0:
-                was, later = before[d], after[d]
-                found.sizes[d] += size
-                found.before[d] += was
-                found.after[d] += later
-                if was > found.hottest_before * size:
-                    found.hottest_before = was / size
-                if later > found.hottest_after * size:
-                    found.hottest_after = later / size
+                total.sizes[d] += size
+                total.before[d] += before[d]
+                total.after[d] += after[d]
+                total.hottest_before = max(total.hottest_before, before[d] / size)
+                total.hottest_after = max(total.hottest_after, after[d] / size)
 
     def uses(self) -> list[PlaceUse]:
-        """Return all places by level and name; shares from 0 to 1 by dimension."""
+        """Return the use of all places as shares from 0 to 1, sorted by level and name."""
         sums: defaultdict[tuple[str, str], _PlaceSum] = defaultdict(_PlaceSum)
-        for (msb, row), found in self._sums.items():
-            sums["msb", msb].add(found)
-            sums["row", row].add(found)
+        for (msb, row), total in self._sums.items():
+            sums["msb", msb].add(total)
+            sums["row", row].add(total)
         return [
             PlaceUse(
                 level=level,
                 place=name,
-                machines=found.machines,
-                before=dict(zip(DIMENSIONS, _shares(found.before, found.sizes), strict=True)),
-                after=dict(zip(DIMENSIONS, _shares(found.after, found.sizes), strict=True)),
-                hottest_before=round(found.hottest_before, 4),
-                hottest_after=round(found.hottest_after, 4),
+                machines=total.machines,
+                before=dict(zip(DIMENSIONS, _shares(total.before, total.sizes), strict=True)),
+                after=dict(zip(DIMENSIONS, _shares(total.after, total.sizes), strict=True)),
+                hottest_before=round(total.hottest_before, 4),
+                hottest_after=round(total.hottest_after, 4),
             )
-            for (level, name), found in sorted(sums.items())
+            for (level, name), total in sorted(sums.items())
         ]
 
 

@@ -1,8 +1,9 @@
-"""Where some objects of a placement should be, as a mixed-integer program for HiGHS.
+"""A mixed-integer program for HiGHS that chooses new containers for some objects.
 
-One binary variable per free object and container that is looked at; all other objects stay. Sums of
-what stays are constants of the rows, rows that nothing can break are left out, and each row is in
-shares of its own size: amounts of some models are far beyond the solver's tolerances.
+It has a binary variable for each free object and each container of the program; all other objects
+stay. Sums of what stays are constants of the rows, and rows that no solution can violate are left
+out. Each row is scaled by its largest amount, because amounts of some models exceed the solver's
+tolerances.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import highspy
 import msgspec
 import numpy as np
 
+from control_plane.rebalancer.core.arrays import Floats, Ints
 from control_plane.rebalancer.core.placement_state import GroupCounts, PlacementState
-from control_plane.rebalancer.core.state import Floats, Ints
 
 _NONE: Ints = np.zeros(0, np.int64)
 
@@ -26,35 +27,35 @@ class ProgramAnswer(msgspec.Struct, frozen=True):
     """What the solver found."""
 
     where: Ints
-    """Containers of the free objects."""
+    """The new containers of the free objects."""
     bound: float
-    """No other places of the free objects change the sum of the goals by less than this."""
+    """Lower bound of the change of the sum of the goals by any placement of the free objects."""
     is_optimal: bool
     work: int
-    """Iterations of the solver, which are the same on each machine."""
+    """Variables plus iterations of the solver; the same on each machine."""
 
 
 class PlacementProgram:
     """The program of one model, in which some objects are free to go to some containers."""
 
     def __init__(self, state: PlacementState, free: Ints, containers: Ints) -> None:
-        """`containers` has all of those where the free objects are."""
+        """`free`: objects that may move; `containers` must include those where they are."""
         self.state, self.free, self.containers = state, free, containers
         self._cost, self._upper, self._is_integer = list[Floats](), list[Floats](), list[Floats]()
         self._columns = 0
         self._row_start, self._row_lower, self._row_upper = [0], list[float](), list[float]()
         self._index, self._value = list[Ints](), list[Floats]()
         self.constant = 0.0
-        self._objects()
-        self._amounts()
+        self._add_objects()
+        self._add_amounts()
         for counts in state.scopes.values():
-            self._groups(counts)
-        self._moves()
-        self._containers()
+            self._add_group_rules(counts)
+        self._add_group_moves()
+        self._add_used_containers()
 
     # -- variables and rows
 
-    def _add(self, costs: Floats, upper: float, *, is_integer: bool) -> int:
+    def _add_variables(self, costs: Floats, upper: float, *, is_integer: bool) -> int:
         """Add variables from 0 to `upper`; return the number of the first."""
         first, number = self._columns, len(costs)
         self._cost.append(costs)
@@ -63,18 +64,18 @@ class PlacementProgram:
         self._columns += number
         return first
 
-    def _one(self, cost: float, upper: float, *, is_integer: bool = False) -> int:
-        return self._add(np.array([cost]), upper, is_integer=is_integer)
+    def _add_variable(self, cost: float, upper: float, *, is_integer: bool = False) -> int:
+        return self._add_variables(np.array([cost]), upper, is_integer=is_integer)
 
-    def _row(self, index: Ints, value: Floats, lower: float, upper: float) -> None:
+    def _add_row(self, index: Ints, value: Floats, lower: float, upper: float) -> None:
         self._index.append(index)
         self._value.append(value)
         self._row_start.append(self._row_start[-1] + len(index))
         self._row_lower.append(lower)
         self._row_upper.append(upper)
 
-    def _objects(self) -> None:
-        """Each free object has one variable per container that it may go to, and is in one."""
+    def _add_objects(self) -> None:
+        """Add the variables of free objects: one for each container that an object may go to."""
         state, free, containers = self.state, self.free, self.containers
         may = np.ones((len(free), len(containers)), np.bool_)
         for row, i in enumerate(free.tolist()):
@@ -82,65 +83,69 @@ class PlacementProgram:
                 may[row] = state.may[i][containers]
         self.rows, columns = np.nonzero(may)
         self.object, self.container = free[self.rows], containers[columns]
-        """By variable: the object, and where it goes if it is 1."""
+        """By variable: the object, and its container if the variable is 1."""
         self.need = state.need[self.object]
         away = self.container != state.origin[self.object]
         costs = np.where(away, state.price[self.object], 0.0)
         if state.distance is not None:
             costs = costs + state.distance[state.origin[self.object], self.container]
-        self._add(costs, 1.0, is_integer=True)
+        self._add_variables(costs, 1.0, is_integer=True)
         self.away = away
+        """By variable: whether it leads away from the object's origin."""
         self.is_now = self.container == state.where[self.object]
         self.constant -= float(costs[self.is_now].sum())
         for start, end in _runs(self.rows):
-            self._row(np.arange(start, end), np.ones(end - start), 1.0, 1.0)
+            self._add_row(np.arange(start, end), np.ones(end - start), 1.0, 1.0)
 
     # -- amounts
 
-    def _amounts(self) -> None:
-        """Room and goals by container, and by bin of a scope."""
+    def _add_amounts(self) -> None:
+        """Add room and goals by container, and goals by bin of a scope."""
         state = self.state
         used, held = state.used.copy(), state.held.copy()
         np.subtract.at(used, state.where[self.free], state.need[self.free])
-        holds = np.where((~self.away)[:, None] & ~state.leaves, 0.0, self.need)
+        holds = np.where((~self.away)[:, None] & ~state.frees_at_once, 0.0, self.need)
         np.subtract.at(held, self.container[self.is_now], holds[self.is_now])
         order = np.argsort(self.container, kind="stable")
         self.constant -= float(state.cost[self.containers].sum())
         for start, end in _runs(self.container[order]):
-            mine = order[start:end]
-            m = int(self.container[mine[0]])
-            self._room(mine, holds[mine], state.room[m] - held[m])
+            variables = order[start:end]
+            m = int(self.container[variables[0]])
+            self._add_room(variables, holds[variables], state.room[m] - held[m])
             for level, weights in state.layers:
                 for d in np.nonzero(weights[m])[0].tolist():
-                    above = float(used[m, d] - level[m, d])
-                    self._above(mine, self.need[mine, d], above, float(weights[m, d]))
-            for one, two, ratio, weight in state.pairs:
-                amounts = self.need[mine, two] - ratio * self.need[mine, one]
+                    above, weight = float(used[m, d] - level[m, d]), float(weights[m, d])
+                    self._add_excess(variables, self.need[variables, d], above, weight)
+            for d, other, ratio, weight in state.ratio_goals:
+                amounts = self.need[variables, other] - ratio * self.need[variables, d]
                 free = state.offers[m] - used[m]
-                self._above(mine, amounts, float(ratio * free[one] - free[two]), weight)
+                self._add_excess(variables, amounts, float(ratio * free[d] - free[other]), weight)
         for m in set(self.containers.tolist()) - set(self.container.tolist()):
             self.constant += float(state.cost[m])
-        self._bins(used)
+        self._add_bin_goals(used)
 
-    def _bins(self, used: Floats) -> None:
-        """Goals about bins; those in which nothing is looked at do not change."""
-        state, seen = self.state, self.container
-        for bins, d, level, weight in state.by_bin:
+    def _add_bin_goals(self, used: Floats) -> None:
+        """Add goals about bins; bins without containers of the program do not change."""
+        state = self.state
+        for bins, d, level, weight in state.bin_goals:
             now = np.bincount(bins, weights=state.used[:, d], minlength=len(level))
-            base = np.bincount(bins, weights=used[:, d], minlength=len(level))
-            for b in np.unique(bins[seen]).tolist():
-                mine = np.nonzero(bins[seen] == b)[0]
+            stays = np.bincount(bins, weights=used[:, d], minlength=len(level))
+            bin_of_variable = bins[self.container]
+            for b in np.unique(bin_of_variable).tolist():
+                variables = np.nonzero(bin_of_variable == b)[0]
                 self.constant -= weight * max(0.0, float(now[b] - level[b]))
-                self._above(mine, self.need[mine, d], float(base[b] - level[b]), weight)
+                above = float(stays[b] - level[b])
+                self._add_excess(variables, self.need[variables, d], above, weight)
 
-    def _room(self, mine: Ints, amounts: Floats, left: Floats) -> None:
+    def _add_room(self, variables: Ints, amounts: Floats, left: Floats) -> None:
+        """Require that the objects of a container need at most the free room `left`."""
         for d in np.nonzero(amounts.sum(axis=0) > left)[0].tolist():
             some = np.nonzero(amounts[:, d])[0]
             size = float(amounts[some, d].max())
-            self._row(mine[some], amounts[some, d] / size, -np.inf, float(left[d]) / size)
+            self._add_row(variables[some], amounts[some, d] / size, -np.inf, float(left[d]) / size)
 
-    def _above(self, mine: Ints, amounts: Floats, above: float, weight: float) -> None:
-        """Let what is above a level cost; `above`: by how much what stays is above it."""
+    def _add_excess(self, variables: Ints, amounts: Floats, above: float, weight: float) -> None:
+        """Add the cost of use above a level; `above`: what stays, less the level."""
         some = np.nonzero(amounts)[0]
         least = above + float(amounts[amounts < 0].sum())
         most = above + float(amounts[amounts > 0].sum())
@@ -149,16 +154,16 @@ class PlacementProgram:
             return
         size = float(np.abs(amounts).max())
         if least >= 0:
-            np.add.at(self._cost[0], mine[some], weight * amounts[some])
+            np.add.at(self._cost[0], variables[some], weight * amounts[some])
             self.constant += weight * above
             return
-        over = self._one(weight * size, np.inf)
-        index, value = np.append(mine[some], over), np.append(amounts[some] / size, -1.0)
-        self._row(index, value, -np.inf, -above / size)
+        over = self._add_variable(weight * size, np.inf)
+        index, value = np.append(variables[some], over), np.append(amounts[some] / size, -1.0)
+        self._add_row(index, value, -np.inf, -above / size)
 
     # -- groups
 
-    def _groups(self, counts: GroupCounts) -> None:
+    def _add_group_rules(self, counts: GroupCounts) -> None:
         """Add the rules about groups of free objects: limits per bin, spread, dependencies."""
         state = self.state
         stays = counts.count.copy()
@@ -167,63 +172,65 @@ class PlacementProgram:
         into = self._by_group_and_bin(counts)
         for group, by_bin in into.items():
             size = int((state.group[self.free] == group).sum())
-            for b, mine in by_bin.items():
+            for b, variables in by_bin.items():
                 most = int(counts.most[group]) - int(stays[group, b])
-                if min(size, len(mine)) > most:
-                    self._sum(mine, -np.inf, most)
-            self._spread(by_bin, stays[group], int(counts.least[group]))
+                if min(size, len(variables)) > most:
+                    self._add_sum(variables, -np.inf, most)
+            self._add_spread(by_bin, stays[group], int(counts.least[group]))
             for other in counts.needs[group]:
-                theirs = into.get(other, {})
-                for b, mine in by_bin.items():
+                of_other = into.get(other, {})
+                for b, variables in by_bin.items():
                     if not stays[other, b]:
-                        self._needs_one_of(mine, theirs.get(b, _NONE))
+                        self._add_dependency(variables, of_other.get(b, _NONE))
             for b in np.nonzero(stays[counts.needed[group]].any(axis=0))[0].tolist():
                 if not stays[group, b]:
-                    self._sum(by_bin.get(b, _NONE), 1.0, np.inf)
+                    self._add_sum(by_bin.get(b, _NONE), 1.0, np.inf)
 
     def _by_group_and_bin(self, counts: GroupCounts) -> dict[int, dict[int, Ints]]:
-        """Return the variables of groups that some rule of a scope is about."""
+        """Return the variables of each group with a constraint in a scope, by bin."""
         groups, bins = self.state.group[self.object], counts.bins[self.container]
-        is_ruled = counts.is_ruled[groups]
-        wide = counts.count.shape[1]
-        keys = groups * wide + bins
-        some = np.nonzero(is_ruled)[0]
+        has_constraint = counts.has_constraint[groups]
+        bins_in_scope = counts.count.shape[1]
+        keys = groups * bins_in_scope + bins
+        some = np.nonzero(has_constraint)[0]
         some = some[np.argsort(keys[some], kind="stable")]
-        found: defaultdict[int, dict[int, Ints]] = defaultdict(dict)
+        by_group: defaultdict[int, dict[int, Ints]] = defaultdict(dict)
         for start, end in _runs(keys[some]):
-            group, b = divmod(int(keys[some[start]]), wide)
-            found[group][b] = some[start:end]
-        return found
+            group, b = divmod(int(keys[some[start]]), bins_in_scope)
+            by_group[group][b] = some[start:end]
+        return by_group
 
-    def _sum(self, mine: Ints, lower: float, upper: float) -> None:
-        self._row(mine, np.ones(len(mine)), lower, upper)
+    def _add_sum(self, variables: Ints, lower: float, upper: float) -> None:
+        self._add_row(variables, np.ones(len(variables)), lower, upper)
 
-    def _spread(self, by_bin: dict[int, Ints], stays: Ints, least: int) -> None:
+    def _add_spread(self, by_bin: dict[int, Ints], stays: Ints, least: int) -> None:
+        """Require objects of a group in at least `least` bins; `stays`: those that stay, by bin."""
         missing = least - int(np.count_nonzero(stays))
         if missing <= 0:
             return
-        seen = list[int]()
-        for b, mine in by_bin.items():
+        occupied = list[int]()
+        for b, variables in by_bin.items():
             if not stays[b]:
-                seen.append(self._any_of(mine))
-        self._sum(np.array(seen, np.int64), missing, np.inf)
+                occupied.append(self._add_any_of(variables))
+        self._add_sum(np.array(occupied, np.int64), missing, np.inf)
 
-    def _any_of(self, mine: Ints) -> int:
-        """Return a variable that is 1 only if one of these is."""
-        seen = self._one(0.0, 1.0, is_integer=True)
-        self._row(np.append(mine, seen), np.append(np.ones(len(mine)), -1.0), 0.0, np.inf)
-        return seen
+    def _add_any_of(self, variables: Ints) -> int:
+        """Return a new variable that is 1 only if one of the given variables is."""
+        any_of = self._add_variable(0.0, 1.0, is_integer=True)
+        index, value = np.append(variables, any_of), np.append(np.ones(len(variables)), -1.0)
+        self._add_row(index, value, 0.0, np.inf)
+        return any_of
 
-    def _needs_one_of(self, mine: Ints, theirs: Ints) -> None:
-        """Require that a variable of `mine` is 1 only if one of `theirs` is."""
-        ones = np.ones(len(theirs))
-        for variable in mine.tolist():
-            self._row(np.append(theirs, variable), np.append(ones, -1.0), 0.0, np.inf)
+    def _add_dependency(self, variables: Ints, needed: Ints) -> None:
+        """Require that a variable of `variables` is 1 only if one of `needed` is."""
+        ones = np.ones(len(needed))
+        for variable in variables.tolist():
+            self._add_row(np.append(needed, variable), np.append(ones, -1.0), 0.0, np.inf)
 
     # -- moves and containers
 
-    def _moves(self) -> None:
-        """The largest number of moved objects of a group."""
+    def _add_group_moves(self) -> None:
+        """Add the cost of the most moved objects of a group."""
         state = self.state
         if not state.group_weight:
             return
@@ -233,32 +240,32 @@ class PlacementProgram:
         self.constant -= state.group_weight * int(state.moved.max())
         least = int(moved.max())
         self.constant += state.group_weight * least
-        most = self._one(state.group_weight, np.inf)
+        most = self._add_variable(state.group_weight, np.inf)
         away = np.nonzero(self.away)[0]
         groups = state.group[self.object[away]]
         order = np.argsort(groups, kind="stable")
         for start, end in _runs(groups[order]):
-            mine, group = away[order[start:end]], int(groups[order[start]])
-            size = len(np.unique(self.object[mine]))
+            variables, group = away[order[start:end]], int(groups[order[start]])
+            size = len(np.unique(self.object[variables]))
             if int(moved[group]) + size > least:
-                index, value = np.append(mine, most), np.append(np.ones(len(mine)), -1.0)
-                self._row(index, value, -np.inf, least - int(moved[group]))
+                index, value = np.append(variables, most), np.append(np.ones(len(variables)), -1.0)
+                self._add_row(index, value, -np.inf, least - int(moved[group]))
 
-    def _containers(self) -> None:
-        """Containers that cost as soon as something is in them."""
+    def _add_used_containers(self) -> None:
+        """Add the cost of containers that have objects."""
         state = self.state
         if not state.used_weight.any():
             return
-        stays = state.number.copy()
+        stays = state.objects_in.copy()
         np.subtract.at(stays, state.where[self.free], 1)
         for m in self.containers.tolist():
             weight = float(state.used_weight[m])
             if not weight or stays[m]:
                 continue
-            self.constant -= weight * float(state.number[m] > 0)
-            used = self._one(weight, 1.0, is_integer=True)
+            self.constant -= weight * float(state.objects_in[m] > 0)
+            used = self._add_variable(weight, 1.0, is_integer=True)
             for variable in np.nonzero(self.container == m)[0].tolist():
-                self._row(np.array([variable, used]), np.array([1.0, -1.0]), -np.inf, 0.0)
+                self._add_row(np.array([variable, used]), np.array([1.0, -1.0]), -np.inf, 0.0)
 
     # -- solving
 
@@ -284,14 +291,14 @@ class PlacementProgram:
             solver.setOptionValue("mip_max_nodes", nodes)
         best, idle = np.inf, 0
 
-        def asked(event: Any) -> None:
+        def on_progress(event: Any) -> None:
             nonlocal best, idle
             found = float(event.data_out.mip_primal_bound)
             best, idle = (found, 0) if found < best else (best, idle + 1)
             event.interrupt(is_over() or 0 < patience < idle)
 
-        # as time is short: the solver's own limit counts time that other processes take
-        solver.cbMipInterrupt.subscribe(asked)
+        # `is_over` ends the search, because the solver's own limit counts time of other processes
+        solver.cbMipInterrupt.subscribe(on_progress)
         solver.passModel(self._program())
         start = np.nonzero(self.is_now)[0]
         solver.setSolution(len(start), start.astype(np.int32), np.ones(len(start)))
@@ -328,7 +335,7 @@ class PlacementProgram:
 
 
 def _runs(keys: Ints) -> list[tuple[int, int]]:
-    """Return begin and end of each run of equal keys."""
+    """Return start and end of each run of equal keys."""
     if not len(keys):
         return []
     edges = [0, *(np.nonzero(np.diff(keys))[0] + 1).tolist(), len(keys)]

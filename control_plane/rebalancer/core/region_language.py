@@ -1,8 +1,8 @@
-"""Converts a region's model to the small language, so that people can read it and try it elsewhere.
+"""Converts a region's model to the placement language, in which people can read and change it.
 
-Objects are tasks, containers are machines. `may` lists the machines that the allocator permits. A
-limit per bin, the most tasks that the job has in one bin now, keeps a job as even as it is. Power
-is only described as text, because the draw of a task depends on its machine.
+Objects are tasks, containers are machines. `may` lists the machines that the allocator permits. To
+keep a job as even as it is, each bin is limited to the most tasks that the job has in one bin now.
+Power is only described as text, because the draw of a task depends on its machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from control_plane.rebalancer.core.language import (
     ModelObject,
     MovedObjects,
     PlacementModel,
-    words_of,
+    describe_model,
 )
 from control_plane.rebalancer.core.model import (
     DIMENSIONS,
@@ -35,24 +35,24 @@ from control_plane.rebalancer.core.model import (
 from wire.errors import TooLarge
 
 _CLAIMED = "claimed "
-"""Before the name of a room: what is claimed is another dimension than what is used."""
+"""Prefix of a room's name: claims and use are different dimensions."""
 _MICRO = 1e6
 _PAIRS_MAX = 2_000_000
-"""Tasks times machines: each task lists where it may be, 10 bytes each."""
+"""The most tasks times machines: each task lists its permitted machines, 10 bytes each."""
 
 
-def words_about(model: RegionModel) -> list[str]:
-    """Return lines that say what a region's model has, what must hold and what is wanted."""
+def describe_region(model: RegionModel) -> list[str]:
+    """Return lines that describe a region's model, its constraints and its goals."""
     power = [
         f"Goal: less of {model.weights.power:g} x power that {place.name} draws above "
         f"{place.limit_w:.0f} W, in machines at full load."
         for place in model.places
     ]
-    return [*words_of(in_language(model)), *power]
+    return [*describe_model(placement_model_of(model)), *power]
 
 
-def in_language(model: RegionModel) -> PlacementModel:
-    """Return a region's model; raises `TooLarge` above `SOLVED_MAX` tasks."""
+def placement_model_of(model: RegionModel) -> PlacementModel:
+    """Return a region's model in the language; raises `TooLarge` for large regions."""
     columns = model.tasks
     tasks, pairs = len(columns.can_move), len(columns.can_move) * len(model.machines)
     if tasks > SOLVED_MAX or pairs > _PAIRS_MAX:
@@ -80,7 +80,7 @@ def in_language(model: RegionModel) -> PlacementModel:
 
 def _objects(model: RegionModel, claimed: list[Counter[str]]) -> list[ModelObject]:
     """Return the tasks as objects, and add what they claim to `claimed`, by machine."""
-    columns, wide = model.tasks, len(DIMENSIONS)
+    columns, dimensions = model.tasks, len(DIMENSIONS)
     job, index, kind, where = (
         unpacked(INT, column)
         for column in (columns.job, columns.index, columns.kind, columns.machine)
@@ -90,12 +90,12 @@ def _objects(model: RegionModel, claimed: list[Counter[str]]) -> list[ModelObjec
     for t, at in enumerate(where):
         needs = _claims(model, kind[t], at)
         claimed[at].update(needs)
-        needs |= dict(zip(DIMENSIONS, load[t * wide : (t + 1) * wide], strict=True))
-        mine = [model.machines[at]]
+        needs |= dict(zip(DIMENSIONS, load[t * dimensions : (t + 1) * dimensions], strict=True))
+        may = [model.machines[at]]
         if columns.can_move[t]:
-            mine = allowed[model.pool_of[at], model.kinds[kind[t]].admission] or mine
+            may = allowed[model.pool_of[at], model.kinds[kind[t]].admission] or may
             for rule in model.rules[job[t]]:
-                mine = mine if rule.even else _same_bin(model, rule, at, mine)
+                may = may if rule.even else _same_bin(model, rule, at, may)
         objects.append(
             ModelObject(
                 name=f"{model.jobs[job[t]]}-{index[t]}",
@@ -103,7 +103,7 @@ def _objects(model: RegionModel, claimed: list[Counter[str]]) -> list[ModelObjec
                 group=model.jobs[job[t]],
                 needs={name: amount for name, amount in needs.items() if amount},
                 move_price=price[t],
-                may=mine,
+                may=may,
             )
         )
     return objects
@@ -123,13 +123,14 @@ def _allowed(model: RegionModel) -> dict[tuple[int, int], list[str]]:
 
 
 def _same_bin(model: RegionModel, rule: BinRule, at: int, names: list[str]) -> list[str]:
-    """Return the machines of one bin: a preference other than `even` keeps tasks there."""
-    of = range(len(model.machines)) if rule.property < 0 else model.bins[rule.property]
-    known = {name: of[m] for m, name in enumerate(model.machines)}
-    return [name for name in names if known[name] == of[at]]
+    """Return the given machines in one bin: a rule that is not even keeps tasks there."""
+    bins = range(len(model.machines)) if rule.property < 0 else model.bins[rule.property]
+    bin_of = {name: bins[m] for m, name in enumerate(model.machines)}
+    return [name for name in names if bin_of[name] == bins[at]]
 
 
 def _claims(model: RegionModel, kind: int, at: int) -> dict[str, float]:
+    """Return what a task of a kind claims on a machine, by dimension."""
     known, (per_rru, per_cpu) = model.kinds[kind], model.cpu_grains[at]
     cpu = (known.micro_rru * per_rru + known.micro_cpus * per_cpu) / (per_rru * _MICRO)
     return {_CLAIMED + name: float(n) for name, n in zip(ROOM, known.needs, strict=True)} | {
@@ -156,12 +157,13 @@ def _limits(model: RegionModel, job: list[int], where: list[int]) -> Iterator[At
     for j, rules in enumerate(model.rules):
         for rule in rules:
             scope = "" if rule.property < 0 else f"bins {rule.property}"
-            of_scope[scope][model.jobs[j]] = _most(model, rule, tasks[j])
+            of_scope[scope][model.jobs[j]] = _most_in_bin(model, rule, tasks[j])
     for scope, limits in sorted(of_scope.items()):
         yield AtMostIn(scope=scope, by_group={name: most for name, most in limits.items() if most})
 
 
-def _most(model: RegionModel, rule: BinRule, machines: list[int]) -> int:
+def _most_in_bin(model: RegionModel, rule: BinRule, machines: list[int]) -> int:
+    """Return the most tasks in one bin by a rule, for the machines of a job's tasks."""
     bins = (m if rule.property < 0 else model.bins[rule.property][m] for m in machines)
     return max(Counter(bins).values(), default=0)
 

@@ -1,4 +1,7 @@
-"""Solves one model: search, order, measure. Runs in the solver's process, or in a test's."""
+"""Solves a region's model: searches moves, orders them, and measures the result.
+
+It runs in the solver's process, and in the process of a test.
+"""
 
 from __future__ import annotations
 
@@ -8,52 +11,50 @@ from control_plane.api.rebalancing import GoalChange
 from control_plane.rebalancer.core.bound import lower_bound
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.rebalancer.core.ordering import ordered
+from control_plane.rebalancer.core.region_state import RegionState
 from control_plane.rebalancer.core.search import LocalSearch
-from control_plane.rebalancer.core.stacking import stacked
-from control_plane.rebalancer.core.state import State
+from control_plane.rebalancer.core.stacking import proposed_stacks
 from control_plane.rebalancer.core.swapping import swaps
 
 
 def solve(model: RegionModel, effort: Effort, clock: Callable[[], float]) -> SolverAnswer:
     """Return the best plan found within the effort; the same for the same seed and steps.
 
-    Every score of the answer is counted again from where tasks were and will be, not from what the
-    search believed. `clock` counts seconds; an effort without time reads it for the report only.
+    Every score is computed again from the placement before and after, without sums of the search.
+    `clock` returns seconds. With a number of steps, it only measures the duration.
     """
-    began, taken = clock(), 0
+    began, checks = clock(), 0
 
-    def going() -> bool:
-        nonlocal taken
-        taken += 1
+    def may_continue() -> bool:
+        nonlocal checks
+        checks += 1
         if effort.steps:
-            return taken <= effort.steps
+            return checks <= effort.steps
         return clock() - began < effort.seconds
 
-    state = State(model)
-    before, hot, used = state.goals(), state.hot(), state.used.tobytes()
-    drawn = state.power.drawn[:-1].tolist()
+    state = RegionState(model)
+    before, hot_before, used_before = state.goals(), state.count_hot(), state.used.tobytes()
+    watts_before = state.power.drawn_w[:-1].tolist()
     search = LocalSearch(state.copy(), effort.seed, effort.moves)
-    complete = search.run(going)
+    is_complete = search.run(may_continue)
     bound = lower_bound(state) if effort.with_bound else None
-    steps = ordered(state, search.moves)
-    after = state.goals()
-    scores = [GoalChange(goal=g, before=before[g], after=after[g]) for g in sorted(before)]
-    used_after, drawn_after = state.used.tobytes(), state.power.drawn[:-1].tolist()
-    hot_after = state.hot()
-    exchanged, stacks = swaps(state, effort.swaps), stacked(state, clock)
+    moves = ordered(state, search.moves)
+    after, hot_after, used_after = state.goals(), state.count_hot(), state.used.tobytes()
+    watts_after = state.power.drawn_w[:-1].tolist()
+    exchanges = swaps(state, effort.swaps)  # last, because it moves tasks in `state`
     return SolverAnswer(
-        swaps=exchanged,
-        stacks=stacks,
-        steps=steps,
-        scores=scores,
-        price=sum(step.price for step in steps),
-        hot_before=hot,
+        swaps=exchanges,
+        stacks=proposed_stacks(state, clock),
+        moves=moves,
+        scores=[GoalChange(goal=g, before=before[g], after=after[g]) for g in sorted(before)],
+        price=sum(move.price for move in moves),
+        hot_before=hot_before,
         hot_after=hot_after,
-        limits=dict(zip(model.pools, state.level.tolist(), strict=True)),
-        drawn=list(zip(drawn, drawn_after, strict=True)),
-        used=(used, used_after),
+        limits=dict(zip(model.pools, state.pool_limits.tolist(), strict=True)),
+        watts=list(zip(watts_before, watts_after, strict=True)),
+        used=(used_before, used_after),
         bound=bound,
         took_s=clock() - began,
         searched=search.steps,
-        is_complete=complete,
+        is_complete=is_complete,
     )

@@ -1,8 +1,8 @@
-"""Which small entitlements should stack on the machines of one: a model in the small language.
+"""Proposes which small entitlements to stack on the machines of one: a placement model.
 
-Each entitlement with few machines is an object and a container at once. Those that may share
-machines (one host profile, one data center, the same requirements) are packed on as few machines
-as hold what their tasks claim together. It is a proposal: what jobs stand on is decided by owners.
+Each entitlement with few machines is both an object and a container. Entitlements may share
+machines if they have one host profile, one data center and the same requirements. They are packed
+on the fewest machines that hold what their tasks claim together. Owners decide on the proposals.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from control_plane.rebalancer.core.language import (
     PlacementModel,
     UsedContainers,
 )
-from control_plane.rebalancer.core.state import State
+from control_plane.rebalancer.core.region_state import RegionState
 
 FULL = 0.9
-"""Of the machines of one entitlement, what those on it may claim together: tasks come in pieces."""
+"""Share of an entitlement's machines that all entitlements stacked on it may claim. The rest is
+lost because tasks cannot be split."""
 _SECONDS = 5.0
-_VARIABLES = 2_500
-"""Pairs that HiGHS solves within the time; annealing packs more of them."""
+_VARIABLES_MAX = 2_500
+"""The most pairs of entitlements that HiGHS solves within `_SECONDS`; more pairs are annealed."""
 _STEPS = 100_000
-_TROUBLE = 0.3
-"""What stacking one entitlement must save, in machines: its jobs are rolled out again."""
+_SAVING_MIN = 0.3
+"""The least saving, in machines, for stacking one entitlement: its jobs are rolled out again."""
 
 
-def stacked(state: State, clock: Callable[[], float]) -> list[StackView]:
-    """Return which small entitlements to stack on which, those that save most first.
+def proposed_stacks(state: RegionState, clock: Callable[[], float]) -> list[StackView]:
+    """Return which small entitlements to stack on which, largest saving first.
 
-    None without HiGHS.
+    Without HiGHS there are none.
     """
     try:
         from control_plane.rebalancer.core.exact import optimum
     except ImportError:
         return []
-    found = []
+    proposals: list[StackView] = []
     for pools in _classes(state).values():
         model = stacking_model(state, pools)
-        if len(pools) ** 2 <= _VARIABLES:
+        if len(pools) ** 2 <= _VARIABLES_MAX:
             moves = optimum(model, clock, _SECONDS).moves
         else:
             moves = annealed(model, clock, _SECONDS, _STEPS).moves
@@ -54,32 +55,33 @@ def stacked(state: State, clock: Callable[[], float]) -> list[StackView]:
         onto: defaultdict[str, list[str]] = defaultdict(list)
         for name, _, to in moves:
             onto[to].append(name)
-        found += [
+        proposals += [
             StackView(on=on, entitlements=names, machines=sum(held[name] for name in names))
             for on, names in sorted(onto.items())
             if on not in {name for name, _, _ in moves}
         ]
-    return sorted(found, key=lambda step: -step.machines)
+    return sorted(proposals, key=lambda proposal: -proposal.machines)
 
 
-def _classes(state: State) -> dict[int, list[int]]:
-    """Return by class the small entitlements that may share machines, where there are several."""
-    held, found = set(state.pool[~state.is_free].tolist()), defaultdict[int, list[int]](list)
-    for pool, kind in enumerate(state.model.stack_class):
-        if kind >= 0 and pool in held:
-            found[kind].append(pool)
-    return {kind: pools for kind, pools in found.items() if len(pools) > 1}
+def _classes(state: RegionState) -> dict[int, list[int]]:
+    """Return by class the small entitlements that may share machines, if there are several."""
+    with_machines = set(state.pool[~state.is_free].tolist())
+    classes = defaultdict[int, list[int]](list)
+    for pool, stack_class in enumerate(state.model.stack_class):
+        if stack_class >= 0 and pool in with_machines:
+            classes[stack_class].append(pool)
+    return {number: pools for number, pools in classes.items() if len(pools) > 1}
 
 
-def stacking_model(state: State, pools: list[int]) -> PlacementModel:
-    """Return the model of entitlements that may share machines; each is where it is now."""
+def stacking_model(state: RegionState, pools: list[int]) -> PlacementModel:
+    """Return the model of entitlements that may share machines, each on its own machines."""
     model, objects, containers = state.model, list[ModelObject](), list[ModelContainer]()
     for pool in pools:
-        mine = np.nonzero((state.pool == pool) & ~state.is_free)[0]
-        size = state.sizes[mine]
-        left = state.room_cpu[mine] / (state.grains[mine, 0] * 1e6)
+        machines = np.nonzero((state.pool == pool) & ~state.is_free)[0]
+        size = state.sizes[machines]
+        left = state.room_cpu[machines] / (state.grains[machines, 0] * 1e6)
         cpu = float((size[:, 0] - left).sum())
-        memory = float((size[:, 1] - state.room[mine, 0]).sum())
+        memory = float((size[:, 1] - state.room[machines, 0]).sum())
         name = model.pools[pool]
         objects.append(
             ModelObject(
@@ -88,13 +90,15 @@ def stacking_model(state: State, pools: list[int]) -> PlacementModel:
         )
         room = {"cpu": max(FULL * float(size[:, 0].sum()), cpu)}
         room["memory"] = max(FULL * float(size[:, 1].sum()), memory)
-        containers.append(ModelContainer(name=name, offers={**room, "machines": float(len(mine))}))
+        containers.append(
+            ModelContainer(name=name, offers={**room, "machines": float(len(machines))})
+        )
     return PlacementModel(
         objects=objects,
         containers=containers,
         constraints=[FitsIn(dimension="cpu"), FitsIn(dimension="memory")],
         goals=[
             UsedContainers(each={c.name: c.offers["machines"] for c in containers}),
-            MovedObjects(each=_TROUBLE),
+            MovedObjects(each=_SAVING_MIN),
         ],
     )

@@ -1,9 +1,9 @@
-"""From the allocator's index and the jobs' records to the solver's model, in steps of bounded time.
+"""Builds the solver's model from the allocator's index and the jobs' records, in short steps.
 
-Rooms, requirements and rules are the allocator's own: what is left on a machine is what its index
-says, where a task may run is what `feasibility.admits` says, and how a job is spread is what its
-preferences say. Only entitlements with machines take part. Free machines are offered to those that
-have hot ones.
+Rooms, requirements and rules are the allocator's own. Free room comes from its index,
+`feasibility.admits` decides where a task may run, and the preferences of a job say how it is
+spread. Only entitlements with machines take part. Free machines are offered to entitlements with
+hot machines.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from control_plane.broker.core.assignment import FREE
 from control_plane.rebalancer.core.loads import watts_per_rru
 from control_plane.rebalancer.core.machine_use import (
     Load,
-    PlaceDraw,
+    PowerOfPlace,
     claimed_load,
     claimed_rru,
-    hottest,
+    largest_share,
     sizes_of,
 )
 from control_plane.rebalancer.core.model import (
@@ -42,18 +42,18 @@ from control_plane.rebalancer.core.model import (
 )
 
 DOWN = "is down"
-"""Why a machine takes no tasks that draws nothing (`Allocator`)."""
-_ASKED = 4
-"""Free machines that are asked for, for each that is to be found where there is power."""
+"""Reason for which the allocator blocks a machine that is down. Such a machine draws no power."""
+_OFFERS_PER_WANTED = 4
+"""Free machines that are requested for each wanted one, since some are in places without power."""
 _MICRO_GPUS = 1_000_000
 _GIB = 1 << 30
 Measured = Callable[[str, Sequence[int]], list[Load | None]]
-"""What tasks of a job use; None: not measured."""
+"""Returns the load of each given task of a job; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobTerms:
-    """What the survey must know of a job besides its claims."""
+    """What the survey needs of a job in addition to its claims."""
 
     preferences: Sequence[Preference]
     movable: Callable[[int], bool]
@@ -62,28 +62,27 @@ class JobTerms:
 
 @dataclass(frozen=True, slots=True)
 class SurveySources:
-    """What the survey asks."""
+    """The functions and data that the survey reads."""
 
     indexes: Sequence[RegionIndex]
-    """One for each shard: of all machines, with the claims of its own pools' jobs."""
+    """One index for each shard: all machines, and the claims of the shard's own jobs."""
     owner: Callable[[str], RegionIndex]
-    """Of a pool."""
+    """Returns the index with the claims in a pool."""
     terms: Callable[[str], JobTerms | None]
-    """Of a job; None: none of its tasks may move."""
+    """Returns the terms of a job; None: none of its tasks may move."""
     measured: Measured
     offered: Callable[[str, Mapping[str, int], int], Sequence[Machine]]
-    """Free machines that a pool may take: where it has how many hot ones, and how many at most."""
-    drawn: Callable[[Machine, float], tuple[float, bool]]
-    """Power draw in watts at a CPU use, and whether it was measured by the host."""
+    """Returns free machines that a pool may take, for its hot machines by MSB and a maximum."""
+    watts: Callable[[Machine, float], tuple[float, bool]]
+    """Returns the power draw at a CPU use in RRU, and whether the host measured it."""
     capped: Callable[[Machine], bool]
-    """Whether the power of a machine is capped now."""
+    """Returns whether the power of a machine is capped now."""
     swappable: Callable[[Machine], bool] | None
-    """Whether its entitlement may exchange a machine; None: none is exchanged."""
+    """Returns whether a machine may be exchanged; None: no machine may."""
     stack_of: Callable[[str], object] = lambda _pool: None
-    """Of a pool with few machines what those with which it could share have in common; None: it
-    is large, or shares already."""
+    """Returns a key, equal for pools that could share machines; None: the pool may share none."""
     limit_share: float = 0.95
-    """Of a budget, what may be drawn before that costs."""
+    """Share of a power budget above which power costs."""
 
 
 class Survey:
@@ -96,7 +95,7 @@ class Survey:
         free_machines: int,
         only: Collection[str] | None = None,
     ) -> None:
-        """Collect nothing yet; `only` these pools, which is exact as far as no other is touched."""
+        """`only`: the pools to survey; None: all. A plan for some pools does not touch others."""
         self._sources, self._weights, self._only = sources, weights, only
         self._free_left = free_machines
         self._machines: list[Machine] = []
@@ -105,7 +104,7 @@ class Survey:
         self._pools: list[str] = []
         self._is_free: list[bool] = []
         self._kinds: dict[tuple[object, ...], int] = {}
-        self._made: list[TaskKind] = []
+        self._kinds_in_order: list[TaskKind] = []
         self._admissions: dict[tuple[object, ...], tuple[int, Demand]] = {}
         self._properties: dict[str, int] = {Property.MSB: 0}
         self._rules: list[list[BinRule]] = []
@@ -113,15 +112,15 @@ class Survey:
         self._columns = {name: array("i") for name in ("job", "index", "kind", "machine")}
         self._loads: array[float] = array("d")
         self._prices: array[float] = array("d")
-        self._can = bytearray()
+        self._can_move = bytearray()
         self._used = [array("d") for _ in DIMENSIONS]
-        """By dimension, what is used of each machine."""
+        """By dimension: use of each machine."""
         self._measured = 0
-        self._draws: dict[str, PlaceDraw] = {}
-        """By place with a power budget."""
+        self._power_of: dict[str, PowerOfPlace] = {}
+        """Place with a power budget → its power."""
 
     def run(self) -> Generator[None, None, RegionModel]:
-        """Collect everything; others may have their turn at each step."""
+        """Collect the model. Other coroutines may run at each `yield`."""
         sources, indexes = self._sources, self._sources.indexes
         for name in sorted({pool for index in indexes for pool in index.pools} - {FREE}):
             if self._only is None or name in self._only:
@@ -131,11 +130,11 @@ class Survey:
             claims = of_job[job].claims.get(job)
             if claims is not None and (self._only is None or claims.pool in self._only):
                 yield from self._add_job(job, claims)
-        yield from self._add_up_power()
+        yield from self._sum_power()
         yield from self._offer()
         return (yield from self._model())
 
-    # -- what there is
+    # -- machines, jobs and tasks
 
     def _add_pool(self, name: str, machines: list[Machine]) -> Generator[None, None, None]:
         self._pools.append(name)
@@ -169,18 +168,18 @@ class Survey:
         demands: list[Demand],
         terms: JobTerms | None,
     ) -> None:
-        """List tasks of one job; there may be a million, so columns get many at once."""
+        """Add tasks of one job to the columns, many at once: a job may have a million tasks."""
         where = [self._number.get(machine, -1) for machine in machines]
         if -1 in where:
-            here = [number for number, at in enumerate(where) if at >= 0]
-            tasks, machines = [tasks[n] for n in here], [machines[n] for n in here]
-            demands, where = [demands[n] for n in here], [where[n] for n in here]
+            known = [n for n, at in enumerate(where) if at >= 0]
+            tasks, machines = [tasks[n] for n in known], [machines[n] for n in known]
+            demands, where = [demands[n] for n in known], [where[n] for n in known]
         loads = self._loads_of(self._jobs[job], tasks, machines, demands)
-        of_demand = {id(demand): demand for demand in demands}
-        kinds = {each: self._kind(demand) for each, demand in of_demand.items()}
+        demand_ids = list(map(id, demands))
+        by_id = dict(zip(demand_ids, demands, strict=True))
+        kinds = {key: self._kind(demand) for key, demand in by_id.items()}
         per_byte = self._weights.move_per_gib / _GIB
-        prices = {each: per_byte * demand.memory_bytes for each, demand in of_demand.items()}
-        alike = list(map(id, demands))
+        prices = {key: per_byte * demand.memory_bytes for key, demand in by_id.items()}
         used_rru, used_memory, used_network = self._used
         for at, (rru, memory_bytes, mbps) in zip(where, loads, strict=True):
             used_rru[at] += rru
@@ -188,57 +187,61 @@ class Survey:
             used_network[at] += mbps
         for column, numbers in (
             ("index", tasks),
-            ("kind", [kinds[each] for each in alike]),
+            ("kind", [kinds[key] for key in demand_ids]),
             ("machine", where),
         ):
             self._columns[column].fromlist(numbers)
         self._columns["job"].fromlist([job] * len(tasks))
-        self._prices.fromlist([prices[each] for each in alike])
+        self._prices.fromlist([prices[key] for key in demand_ids])
         self._loads.fromlist(list(chain.from_iterable(loads)))
-        self._can.extend(map(terms.movable, tasks) if terms is not None else bytes(len(tasks)))
+        self._can_move.extend(map(terms.movable, tasks) if terms is not None else bytes(len(tasks)))
 
     def _loads_of(
         self, job: str, tasks: list[int], machines: list[Machine], demands: list[Demand]
     ) -> list[Load]:
-        """Return what tasks use: measured, else what they claim."""
-        found = self._sources.measured(job, tasks)
-        known = [load for load in found if load is not None]
-        self._measured += len(known)
-        if len(known) == len(found):
-            return known
+        """Return the load of each task: the measured one, else what the task claims."""
+        loads = self._sources.measured(job, tasks)
+        measured = [load for load in loads if load is not None]
+        self._measured += len(measured)
+        if len(measured) == len(loads):
+            return measured
         claimed = map(claimed_load, demands, machines)
-        return [load or other for load, other in zip(found, claimed, strict=True)]
+        return [load or claim for load, claim in zip(loads, claimed, strict=True)]
 
     def _kind(self, demand: Demand) -> int:
+        """Return the number of a demand's kind; adds the kind if it is new."""
         key = demand.size
-        found = self._kinds.get(key)
-        if found is None:
+        number = self._kinds.get(key)
+        if number is None:
             admission, _ = self._admissions.setdefault(
                 tuple(demand.requires), (len(self._admissions), demand)
             )
             gpus = -int(-demand.gpus * _MICRO_GPUS // 1)
             needs = (demand.memory_bytes, gpus, demand.network_mbps, demand.disk_bytes)
-            found = self._kinds[key] = len(self._made)
-            self._made.append(
+            number = self._kinds[key] = len(self._kinds_in_order)
+            self._kinds_in_order.append(
                 TaskKind(
                     demand.micro_rru, demand.micro_cpus, (*needs, len(demand.ports)), admission
                 )
             )
-        return found
+        return number
 
     def _rule(self, preference: Preference) -> BinRule:
-        """Return what a preference means: what is no plain `even` keeps tasks in their bins."""
-        at = -1
+        """Return the rule of a preference; all but a plain `even` keep tasks in their bins."""
+        number = -1
         if preference.property != Property.MACHINE:
-            at = self._properties.setdefault(preference.property, len(self._properties))
+            number = self._properties.setdefault(preference.property, len(self._properties))
         even = preference.strategy is Strategy.EVEN and not preference.weights
-        return BinRule(at, even, preference.at_most or 0)
+        return BinRule(number, even, preference.at_most or 0)
 
     def _offer(self) -> Generator[None, None, None]:
-        """List free machines as those of pools that have hot ones."""
+        """Add free machines to pools that have hot machines."""
         hot: defaultdict[int, Counter[str]] = defaultdict(Counter)
         for at, machine in enumerate(self._machines):
-            if hottest([column[at] for column in self._used], machine) > self._weights.hot_from:
+            if (
+                largest_share([column[at] for column in self._used], machine)
+                > self._weights.hot_from
+            ):
                 hot[self._pool_of[at]][machine.place.msb] += 1
         for pool, msbs in sorted(hot.items()):
             wanted = min(msbs.total(), self._free_left)
@@ -247,37 +250,37 @@ class Survey:
                     self._add_machine(machine, pool, is_free=True)
                     self._free_left -= 1
             yield
-        yield from self._offer_elsewhere()
+        yield from self._offer_for_power()
 
-    def _offer_elsewhere(self) -> Generator[None, None, None]:
-        """List free machines as those of pools that have machines in places without power."""
+    def _offer_for_power(self) -> Generator[None, None, None]:
+        """Add free machines to pools that have machines in places above their power budget."""
         short: Counter[int] = Counter()
-        for at, machine in enumerate(self._machines) if self._draws else ():
+        for at, machine in enumerate(self._machines) if self._power_of else ():
             short[self._pool_of[at]] += not self._is_free[at] and self._is_over(machine)
             if at % STEP == STEP - 1:
                 yield
         for pool, number in sorted((+short).items()):
             wanted = min(number, self._free_left)
-            asked = _ASKED * wanted  # some of them are in places without power
-            for machine in self._sources.offered(self._pools[pool], Counter(), asked):
+            most = _OFFERS_PER_WANTED * wanted
+            for machine in self._sources.offered(self._pools[pool], Counter(), most):
                 if wanted > 0 and machine not in self._number and not self._is_over(machine):
                     self._add_machine(machine, pool, is_free=True)
                     self._free_left, wanted = self._free_left - 1, wanted - 1
             yield
 
-    # -- what is made of it
+    # -- the model
 
     def _model(self) -> Generator[None, None, RegionModel]:
         bins, admissions = list[list[int]](), list[bytes]()
         for name in self._properties:
             bins.append((yield from self._bins(name)))
         for _, demand in self._admissions.values():
-            admissions.append((yield from self._admitting(demand)))
+            admissions.append((yield from self._admission_mask(demand)))
         machines, why_short = self._machines, self._sources.indexes[0].why_short
         return RegionModel(
             weights=self._weights,
             **self._classes(),
-            **self._power(),
+            **self._power_columns(),
             pools=self._pools,
             machines=[m.name for m in machines],
             pool_of=self._pool_of,
@@ -291,50 +294,52 @@ class Survey:
             admissions=admissions,
             jobs=self._jobs,
             rules=self._rules,
-            kinds=self._made,
+            kinds=self._kinds_in_order,
             tasks=TaskColumns(
                 **{name: column.tobytes() for name, column in self._columns.items()},
                 load=self._loads.tobytes(),
                 price=self._prices.tobytes(),
-                can_move=bytes(self._can),
+                can_move=bytes(self._can_move),
             ),
             measured=self._measured,
         )
 
     def _classes(self) -> dict[str, Any]:
-        """Return the columns about exchanges of machines, and about stacks of entitlements."""
+        """Return the columns for exchanges of machines and for stacks of entitlements."""
         classes: dict[object, int] = {}
         stacks: dict[object, int] = {None: -1}
-        may_go, stack_of = self._sources.swappable, self._sources.stack_of
-        exchanged = self._machines if may_go is not None else []
+        swappable, stack_of = self._sources.swappable, self._sources.stack_of
+        exchanged = self._machines if swappable is not None else []
         return {
-            "machine_class": [classes.setdefault(_class_of(m), len(classes)) for m in exchanged],
-            "swappable": bytes(map(may_go, exchanged)) if may_go is not None else b"",
+            "machine_class": [
+                classes.setdefault(_machine_class(m), len(classes)) for m in exchanged
+            ],
+            "swappable": bytes(map(swappable, exchanged)) if swappable is not None else b"",
             "stack_class": [
                 stacks.setdefault(stack_of(pool), len(stacks) - 1) for pool in self._pools
             ],
         }
 
-    def _add_up_power(self) -> Generator[None, None, None]:
-        """Add up what is drawn in places with budgets.
+    def _sum_power(self) -> Generator[None, None, None]:
+        """Add up the power of places with budgets.
 
-        Machines that are not in the model draw as well: free ones, and those of other pools.
+        Free machines, and machines of pools that are not in the model, draw power too.
         """
         sources = self._sources
         power = sources.indexes[0].power
         if power is None:
             return
-        self._draws = {
-            budget.place: PlaceDraw(budget.place, budget.watts) for budget in power.budgets
+        self._power_of = {
+            budget.place: PowerOfPlace(budget.place, budget.watts) for budget in power.budgets
         }
-        for count, other in enumerate(sources.indexes[0].machines.values()):
+        for count, other in enumerate(list(sources.indexes[0].machines.values())):
             machine = sources.owner(other.pool).machines.get(other.name) or other
             at = self._number.get(machine)
             rru = self._used[0][at] if at is not None else claimed_rru(machine)
-            watts, _ = sources.drawn(machine, rru)
+            watts, _ = sources.watts(machine, rru)
             moving = watts_per_rru(machine.capacity) * rru if at is not None else 0.0
             for budget in power.budgets_of(machine.place) if machine.blocked != DOWN else ():
-                self._draws[budget.place].add(machine, watts, moving, sources.capped(machine))
+                self._power_of[budget.place].add(machine, watts, moving, sources.capped(machine))
             if count % STEP == STEP - 1:
                 yield
 
@@ -343,25 +348,26 @@ class Survey:
         return [b.place for b in power.budgets_of(machine.place)] if power is not None else []
 
     def _is_over(self, machine: Machine) -> bool:
-        """Return whether a place of a machine draws more than it bears."""
+        """Return whether a machine is in a place that draws more power than its limit."""
         share = self._sources.limit_share
-        return any(self._draws[name].is_over(share) for name in self._places_of(machine))
+        return any(self._power_of[name].is_over(share) for name in self._places_of(machine))
 
-    def _power(self) -> dict[str, Any]:
-        """Return the columns about places with budgets, and what load draws there."""
-        if not self._draws:
+    def _power_columns(self) -> dict[str, Any]:
+        """Return the columns for places with power budgets."""
+        if not self._power_of:
             return {}
-        number = {name: at for at, name in enumerate(self._draws)}
-        of = [[number[name] for name in self._places_of(m)] for m in self._machines]
-        levels = max(map(len, of), default=0)
+        number = {name: at for at, name in enumerate(self._power_of)}
+        places = [[number[name] for name in self._places_of(m)] for m in self._machines]
+        levels = max(map(len, places), default=0)
         share = self._sources.limit_share
         return {
-            "places": [draw.place(share) for draw in self._draws.values()],
-            "places_of": [[e[n] if n < len(e) else -1 for e in of] for n in range(levels)],
+            "places": [power.place(share) for power in self._power_of.values()],
+            "places_of": [[p[n] if n < len(p) else -1 for p in places] for n in range(levels)],
             "watts_per_rru": [watts_per_rru(m.capacity) for m in self._machines],
         }
 
-    def _admitting(self, demand: Demand) -> Generator[None, None, bytes]:
+    def _admission_mask(self, demand: Demand) -> Generator[None, None, bytes]:
+        """Return one byte per machine: 1 where tasks with this demand may run."""
         mask = bytearray()
         for number, machine in enumerate(self._machines):
             mask.append(admits(demand, machine))
@@ -370,17 +376,18 @@ class Survey:
         return bytes(mask)
 
     def _bins(self, name: str) -> Generator[None, None, list[int]]:
+        """Return the number of each machine's bin by a property."""
         numbers: dict[str, int] = {}
-        found = []
+        bins = []
         for number, machine in enumerate(self._machines):
-            found.append(numbers.setdefault(bin_of(name, machine), len(numbers)))
+            bins.append(numbers.setdefault(bin_of(name, machine), len(numbers)))
             if number % STEP == STEP - 1:
                 yield
-        return found
+        return bins
 
 
-def _class_of(machine: Machine) -> tuple[object, ...]:
-    """Return what machines have in common that offer nearly the same: 5 % of memory is no other."""
+def _machine_class(machine: Machine) -> tuple[object, ...]:
+    """Return a key that is equal for machines that offer nearly the same (5 % of memory)."""
     capacity = machine.capacity
     memory = round(log(max(1, capacity.memory_bytes)) / 0.05)
     kind = capacity.machine_type, capacity.sku, capacity.gpu_type, capacity.gpus

@@ -1,54 +1,80 @@
-"""Which machines entitlements should exchange: an integer program over classes of machines (RE3).
+"""Plans exchanges of machines between entitlements with an integer program on HiGHS (RE3).
 
-A cell is a type of machine, inside or outside of places that draw more power than they bear. The
-program says how many machines each entitlement gives away and gets by cell. It counts the types
-that an entitlement has (each is one more kind of room that jobs must fit), and machines of busy
-entitlements in places without power. Entitlements keep their number of machines and, nearly, their
-capacity. Of its answer those pairs are made in which both sides get what the other gives.
+A group has the machines of one class that are inside (or outside) of places above their power
+budget. The program says how many machines of each group every entitlement gives and receives. Two
+things cost: each machine class that an entitlement has, since its tasks must fit there, and the
+power that busy entitlements draw in places above their budget. Every entitlement keeps its number
+of machines, and 95 % of its CPU and memory. An exchange follows where two entitlements each give
+what the other receives.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from control_plane.api.rebalancing import SwapView
-from control_plane.rebalancer.core.model import Weights
-from control_plane.rebalancer.core.state import State
+from control_plane.rebalancer.core.region_state import RegionState
 
-Cell = tuple[int, bool]
-"""A class of machines, and whether its machines are in a place above its power budget."""
-_KEPT = 0.95
+_KEPT_SHARE = 0.95
 """The least share of its CPU and memory that an entitlement keeps."""
-_SECONDS = 10.0
-_CANDIDATES = 8
-"""The most machines per entitlement and cell that are checked for one that can be emptied."""
+_TIME_LIMIT_S = 10.0
+_CANDIDATES_MAX = 8
+"""Machines of an entitlement and group that are tried until one can be emptied, and machines that
+are tried for each of its tasks."""
 
 
-@dataclass(slots=True)
-class Cells:
-    """Machines of each entitlement by cell."""
+class MachineGroup(NamedTuple):
+    """Machines that are alike for an exchange."""
 
-    here: defaultdict[tuple[int, Cell], list[int]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    all: dict[Cell, list[int]] = field(default_factory=dict)
-    admitted: list[list[bool]] = field(default_factory=list)
-    """By entitlement and machine: whether each of its tasks may run there."""
-
-    def have(self, pool: int, cell: Cell) -> int:
-        """Return how many machines an entitlement has in a cell."""
-        return len(self.here.get((pool, cell), ()))
+    machine_class: int
+    is_over_budget: bool
+    """They are in a place that draws more power than its budget."""
 
 
-def swaps(state: State, most: int) -> list[SwapView]:
+class Holding(NamedTuple):
+    """The machines of a group that one entitlement has, gives or receives."""
+
+    pool: int
+    group: MachineGroup
+
+
+class GroupedMachines:
+    """The machines of all entitlements by group."""
+
+    def __init__(self, state: RegionState) -> None:
+        model = state.model
+        self.held: defaultdict[Holding, list[int]] = defaultdict(list)
+        self.by_group: defaultdict[MachineGroup, list[int]] = defaultdict(list)
+        hot = state.power.machines_over_budget()
+        for machine in np.nonzero(~state.is_free)[0].tolist():
+            group = MachineGroup(model.machine_class[machine], bool(hot[machine]))
+            self.held[Holding(int(state.pool[machine]), group)].append(machine)
+            self.by_group[group].append(machine)
+        self.admitted: list[list[bool]] = []
+        """By entitlement and machine: whether all tasks of the entitlement may run there."""
+        masks = np.array([np.frombuffer(mask, np.uint8) for mask in model.admissions], bool)
+        for pool in range(len(model.pools)):
+            needed = np.unique(state.admission[state.kind[state.pool[state.where] == pool]])
+            admits_all = masks[needed].all(axis=0) if len(needed) else np.ones(len(hot), bool)
+            self.admitted.append(admits_all.tolist())
+
+    def count(self, pool: int, group: MachineGroup) -> int:
+        """Return how many machines of a group an entitlement has."""
+        return len(self.held.get(Holding(pool, group), ()))
+
+    def count_class(self, pool: int, machine_class: int) -> int:
+        """Return how many machines of a class an entitlement has, of both groups."""
+        return sum(self.count(pool, MachineGroup(machine_class, hot)) for hot in (False, True))
+
+
+def swaps(state: RegionState, most: int) -> list[SwapView]:
     """Return at most `most` exchanges that gain more than their price; none without HiGHS.
 
-    `state` is the region after the moves of the plan; this function moves tasks in it.
+    `state` is the region after the moves of the plan. This function moves tasks in it.
     """
     try:
         import highspy  # noqa: F401
@@ -56,212 +82,221 @@ def swaps(state: State, most: int) -> list[SwapView]:
         return []
     if most < 1 or not state.model.machine_class:
         return []
-    cells = _cells(state)
-    gives, gets = _solved(state, cells, most)
-    found: list[SwapView] = []
-    for one, two, give, get in _pairs(gives, gets):
-        if len(found) < most and (step := _step(state, cells, (one, give), (two, get))):
-            found.append(step)
-    return found
+    grouped = GroupedMachines(state)
+    given, received = _Transfers(state, grouped, most).solved()
+    exchanges: list[SwapView] = []
+    for first, second in _exchanges(given, received):
+        if len(exchanges) == most:
+            break
+        exchange = _exchange_machines(state, grouped, first, second)
+        if exchange is not None:
+            exchanges.append(exchange)
+    return exchanges
 
 
-def _cells(state: State) -> Cells:
-    found, model = Cells(), state.model
-    hot = state.power.hot() if state.power.is_budgeted else np.zeros(len(model.machines), bool)
-    for machine in np.nonzero(~state.is_free)[0].tolist():
-        cell = model.machine_class[machine], bool(hot[machine])
-        found.here[int(state.pool[machine]), cell].append(machine)
-        found.all.setdefault(cell, []).append(machine)
-    masks = np.array([np.frombuffer(mask, np.uint8) for mask in model.admissions], bool)
-    for pool in range(len(model.pools)):
-        needed = np.unique(state.admission[state.kind[state.pool[state.where] == pool]])
-        found.admitted.append(
-            masks[needed].all(axis=0).tolist() if len(needed) else [True] * len(hot)
+class _Transfers:
+    """The integer program: the number of machines that each entitlement gives and receives."""
+
+    def __init__(self, state: RegionState, grouped: GroupedMachines, exchanges_max: int) -> None:
+        import highspy
+
+        self._state, self._grouped = state, grouped
+        self._solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        self._solver.silent()
+        self._solver.setOptionValue("time_limit", _TIME_LIMIT_S)
+        self._given: dict[Holding, Any] = {}
+        self._received: dict[Holding, Any] = {}
+        self._add_variables(exchanges_max)
+        price = state.model.weights.swap / 2
+        costs = [price * given for given in self._given.values()]
+        for pool in range(len(state.model.pools)):
+            change = self._change_of(pool)
+            if change:
+                self._keep_size(pool, change)
+                costs += self._class_costs(pool, change)
+                costs += self._power_costs(pool, change)
+        self._solver.addConstr(sum(self._given.values()) <= 2 * exchanges_max)
+        self._costs = costs
+
+    def _add_variables(self, exchanges_max: int) -> None:
+        """Add what each entitlement gives and receives; in each group both sums are equal."""
+        add, grouped = self._solver.addIntegral, self._grouped
+        for holding, machines in grouped.held.items():
+            swappable = sum(self._state.model.swappable[m] for m in machines)
+            self._given[holding] = add(lb=0, ub=min(swappable, exchanges_max))
+        for pool, admitted in enumerate(grouped.admitted):
+            for group, machines in sorted(grouped.by_group.items()):
+                usable = sum(admitted[m] for m in machines)
+                if usable:
+                    variable = add(lb=0, ub=min(usable, exchanges_max))
+                    self._received[Holding(pool, group)] = variable
+        for group in grouped.by_group:
+            given = [v for holding, v in self._given.items() if holding.group == group]
+            received = [v for holding, v in self._received.items() if holding.group == group]
+            self._solver.addConstr(sum(given) - sum(received) == 0)
+
+    def _change_of(self, pool: int) -> dict[MachineGroup, Any]:
+        """Return by group how many machines an entitlement has more after all exchanges."""
+        change = {}
+        for group in self._grouped.by_group:
+            holding = Holding(pool, group)
+            if holding in self._given or holding in self._received:
+                change[group] = self._received.get(holding, 0) - self._given.get(holding, 0)
+        return change
+
+    def _keep_size(self, pool: int, change: dict[MachineGroup, Any]) -> None:
+        """Let an entitlement keep its number of machines, and most of its CPU and memory."""
+        self._solver.addConstr(sum(change.values()) == 0)
+        grouped = self._grouped
+        for dimension in (0, 1):
+            size = {
+                group: float(self._state.sizes[grouped.by_group[group][0], dimension])
+                for group in change
+            }
+            present = sum(size[group] * grouped.count(pool, group) for group in change)
+            if present > 0:
+                gained = sum(size[group] / present * more for group, more in change.items())
+                self._solver.addConstr(gained >= _KEPT_SHARE - 1.0)
+
+    def _class_costs(self, pool: int, change: dict[MachineGroup, Any]) -> Iterator[object]:
+        """Yield the cost of each machine class that an entitlement has after all exchanges."""
+        grouped, solver = self._grouped, self._solver
+        for machine_class in {group.machine_class for group in change}:
+            groups = [group for group in change if group.machine_class == machine_class]
+            present = grouped.count_class(pool, machine_class)
+            upper_bound = present + sum(len(grouped.by_group[group]) for group in groups)
+            has_class = solver.addBinary()
+            after = sum(change[group] for group in groups) + present
+            solver.addConstr(after <= upper_bound * has_class)
+            yield self._state.model.weights.fragment * has_class
+
+    def _power_costs(self, pool: int, change: dict[MachineGroup, Any]) -> Iterator[object]:
+        """Yield the cost of an entitlement's power, at its present CPU use, above budgets."""
+        state = self._state
+        machines = np.nonzero((state.pool == pool) & ~state.is_free)[0]
+        size = float(state.sizes[machines, 0].sum())
+        cpu_use = float(state.used[machines, 0].sum()) / size if size else 0.0
+        for group, more in change.items():
+            if group.is_over_budget:
+                yield state.model.weights.power * cpu_use * more
+
+    def solved(self) -> tuple[Counter[Holding], Counter[Holding]]:
+        """Return how many machines are given and received; nothing if no solution was found."""
+        import highspy
+
+        solver, found = self._solver, highspy.HighsModelStatus
+        solver.minimize(sum(self._costs))
+        if solver.getModelStatus() not in (found.kOptimal, found.kTimeLimit):
+            return Counter(), Counter()
+        values = solver.getSolution().col_value
+        given, received = (
+            Counter({holding: round(values[v.index]) for holding, v in variables.items()})
+            for variables in (self._given, self._received)
         )
-    return found
+        return given, received
 
 
-def _solved(
-    state: State, cells: Cells, most: int
-) -> tuple[Counter[tuple[int, Cell]], Counter[tuple[int, Cell]]]:
-    """Return by entitlement and cell how many machines are given away, and got."""
-    import highspy
-
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    solver.silent()
-    solver.setOptionValue("time_limit", _SECONDS)
-    gives, gets = _transfers(solver, state, cells, most)
-    costs = [state.model.weights.swap / 2 * given for given in gives.values()]
-    for pool in range(len(state.model.pools)):
-        mine = [cell for cell in cells.all if (pool, cell) in gives or (pool, cell) in gets]
-        change = {cell: gets.get((pool, cell), 0) - gives.get((pool, cell), 0) for cell in mine}
-        if change:
-            _keep_size(solver, state, cells, pool, change)
-            costs += _fragments(solver, cells, pool, change, state.model.weights)
-            costs += _in_hot_places(state, pool, change)
-    solver.addConstr(sum(gives.values()) <= 2 * most)
-    solver.minimize(sum(costs))
-    if solver.getModelStatus() not in (
-        highspy.HighsModelStatus.kOptimal,
-        highspy.HighsModelStatus.kTimeLimit,
-    ):
-        return Counter(), Counter()
-    values = solver.getSolution().col_value
-    return (
-        Counter({key: round(values[v.index]) for key, v in gives.items()}),
-        Counter({key: round(values[v.index]) for key, v in gets.items()}),
-    )
-
-
-def _transfers(
-    solver: Any, state: State, cells: Cells, most: int
-) -> tuple[dict[tuple[int, Cell], Any], dict[tuple[int, Cell], Any]]:
-    """Add the machines that each entitlement gives away and gets, by cell: equally many of each."""
-    gives, gets = {}, {}
-    for key, machines in cells.here.items():
-        free = sum(state.model.swappable[m] for m in machines)
-        gives[key] = solver.addIntegral(lb=0, ub=min(free, most))
-    for pool, admitted in enumerate(cells.admitted):
-        for cell, machines in sorted(cells.all.items()):
-            usable = sum(admitted[m] for m in machines)
-            if usable:
-                gets[pool, cell] = solver.addIntegral(lb=0, ub=min(usable, most))
-    for cell in cells.all:
-        given = [v for (_, c), v in gives.items() if c == cell]
-        got = [v for (_, c), v in gets.items() if c == cell]
-        solver.addConstr(sum(given) - sum(got) == 0)
-    return gives, gets
-
-
-def _keep_size(solver: Any, state: State, cells: Cells, pool: int, change: dict[Cell, Any]) -> None:
-    """Let an entitlement keep its number of machines, and most of its CPU and memory."""
-    solver.addConstr(sum(change.values()) == 0)
-    for d in (0, 1):
-        size = {cell: float(state.sizes[cells.all[cell][0], d]) for cell in change}
-        had = sum(size[cell] * cells.have(pool, cell) for cell in change)
-        if had > 0:
-            parts = sum(size[cell] / had * by for cell, by in change.items())
-            solver.addConstr(parts >= _KEPT - 1.0)
-
-
-def _fragments(
-    solver: Any, cells: Cells, pool: int, change: dict[Cell, Any], weights: Weights
-) -> Iterator[object]:
-    """Yield the cost of each type that an entitlement has machines of."""
-    for kind in {cell[0] for cell in change}:
-        of_kind = [cell for cell in change if cell[0] == kind]
-        had = sum(cells.have(pool, cell) for cell in of_kind)
-        most = had + sum(len(cells.all[cell]) for cell in of_kind)
-        any_of = solver.addBinary()
-        after = sum(change[cell] for cell in of_kind) + had
-        solver.addConstr(after <= most * any_of)
-        yield weights.fragment * any_of
-
-
-def _in_hot_places(state: State, pool: int, change: dict[Cell, Any]) -> Iterator[object]:
-    """Yield what machines of an entitlement draw, as it uses them, in places without power."""
-    mine = np.nonzero((state.pool == pool) & ~state.is_free)[0]
-    size = float(state.sizes[mine, 0].sum())
-    share = float(state.used[mine, 0].sum()) / size if size else 0.0
-    for cell, by in change.items():
-        if cell[1]:
-            yield state.model.weights.power * share * by
-
-
-def _pairs(
-    gives: Counter[tuple[int, Cell]], gets: Counter[tuple[int, Cell]]
-) -> Iterator[tuple[int, int, Cell, Cell]]:
-    """Yield exchanges of two pools: both pools, and the cell that each gives."""
-    gives, gets = +gives, +gets
-    for one, give in sorted(gives):
-        for two, get in sorted(gives):
-            sides = ((one, give), (two, get)), ((one, get), (two, give))
+def _exchanges(
+    given: Counter[Holding], received: Counter[Holding]
+) -> Iterator[tuple[Holding, Holding]]:
+    """Yield for each exchange what its two entitlements give."""
+    given, received = +given, +received
+    for first in sorted(given):
+        for second in sorted(given):
+            gives = first, second
+            receives = Holding(first.pool, second.group), Holding(second.pool, first.group)
             while (
-                one < two
-                and give != get
-                and min(gives[side] for side in sides[0]) > 0
-                and min(gets[side] for side in sides[1]) > 0
+                first.pool < second.pool
+                and first.group != second.group
+                and min(given[holding] for holding in gives) > 0
+                and min(received[holding] for holding in receives) > 0
             ):
-                gives.subtract(sides[0])
-                gets.subtract(sides[1])
-                yield one, two, give, get
+                given.subtract(gives)
+                received.subtract(receives)
+                yield first, second
 
 
-def _step(
-    state: State, cells: Cells, one: tuple[int, Cell], two: tuple[int, Cell]
+def _exchange_machines(
+    state: RegionState, grouped: GroupedMachines, first: Holding, second: Holding
 ) -> SwapView | None:
     """Return an exchange of two machines that can be emptied now; None: there are none."""
-    found = (
-        _emptied(state, [m for m in cells.here[side] if cells.admitted[other[0]][m]])
-        for side, other in ((one, two), (two, one))
-    )
-    picked = [machine for machine in found if machine is not None]
-    if len(picked) < 2:
-        return None
+    sides = first, second
+    machines: list[int] = []
+    for side, other in ((first, second), (second, first)):
+        usable = [m for m in grouped.held[side] if grouped.admitted[other.pool][m]]
+        machine = _empty_one(state, usable)
+        if machine is None:
+            return None
+        machines.append(machine)
     model, weights = state.model, state.model.weights
-    fragments = [
-        sum(cells.have(side[0], (side[1][0], hot)) for hot in (False, True)) for side in (one, two)
+    differ = first.group.machine_class != second.group.machine_class
+    counts = [grouped.count_class(side.pool, side.group.machine_class) for side in sides]
+    reasons = [
+        f"{model.pools[side.pool]} has {count} machines of the type of {model.machines[machine]}"
+        for side, count, machine in zip(sides, counts, machines, strict=True)
+        if differ
     ]
-    words = [
-        f"{model.pools[side[0]]} has {left} machines of the type of {model.machines[machine]}"
-        for side, left, machine in zip((one, two), fragments, picked, strict=True)
-        if one[1][0] != two[1][0]
+    over_budget = [side for side in sides if side.group.is_over_budget]
+    reasons += [
+        f"{model.pools[side.pool]} is busy in a place without power" for side in over_budget
     ]
-    hot = [side for side in (one, two) if side[1][1]]
-    words += [f"{model.pools[side[0]]} is busy in a place without power" for side in hot]
-    gone = sum(left == 1 for left in fragments) if one[1][0] != two[1][0] else 0
-    for side, machine in zip((one, two), picked, strict=True):
-        cells.here[side].remove(machine)
+    classes_less = counts.count(1) if differ else 0
+    for side, machine in zip(sides, machines, strict=True):
+        grouped.held[side].remove(machine)
     return SwapView(
         id="",
-        one=model.machines[picked[0]],
-        two=model.machines[picked[1]],
-        gain=weights.fragment * gone + weights.power * len(hot),
+        one=model.machines[machines[0]],
+        two=model.machines[machines[1]],
+        gain=weights.fragment * classes_less + weights.power * len(over_budget),
         price=weights.swap,
-        why="; ".join(words),
+        why="; ".join(reasons),
     )
 
 
-def _emptied(state: State, machines: list[int]) -> int | None:
-    """Return the machine with the fewest tasks whose tasks all find room in its entitlement."""
-    able = [m for m in machines if state.model.swappable[m]]
-    for machine in sorted(able, key=lambda m: (len(state.on[m]), m))[:_CANDIDATES]:
+def _empty_one(state: RegionState, machines: list[int]) -> int | None:
+    """Move all tasks of one machine to others of its entitlement; return the emptied machine.
+
+    Machines with the fewest tasks are tried first. None: no machine can be emptied.
+    """
+    swappable = [m for m in machines if state.model.swappable[m]]
+    for machine in sorted(swappable, key=lambda m: (len(state.tasks_on[m]), m))[:_CANDIDATES_MAX]:
         moved: list[int] = []
-        candidates = np.nonzero(
-            (state.pool == state.pool[machine]) & state.is_open & ~state.is_free
-        )[0]
-        candidates = candidates[candidates != machine]
-        for task in list(state.on[machine]):
-            to = _room_for(state, task, candidates)
-            if to is None:
+        targets = np.nonzero((state.pool == state.pool[machine]) & state.is_open & ~state.is_free)[
+            0
+        ]
+        targets = targets[targets != machine]
+        for task in list(state.tasks_on[machine]):
+            target = _target_of(state, task, targets)
+            if target is None:
                 break
-            state.move(task, to)
+            state.move(task, target)
             moved.append(task)
-        if not state.on[machine]:
+        if not state.tasks_on[machine]:
             return machine
         for task in reversed(moved):
             state.move(task, machine)
     return None
 
 
-def _room_for(state: State, task: int, candidates: np.ndarray) -> int | None:
-    if not state.can_move[task] or not len(candidates):
+def _target_of(state: RegionState, task: int, targets: np.ndarray) -> int | None:
+    """Return the least used of these machines that may get a task; None: there is none."""
+    if not state.can_move[task] or not len(targets):
         return None
-    candidates = candidates[state.fits(state.kind[task : task + 1], candidates)[0]]
-    shares = (state.used[candidates] * state.per_size[candidates]).max(axis=1, initial=0.0)
-    for candidate in candidates[np.argsort(shares, kind="stable")][:_CANDIDATES].tolist():
-        if _may_wait_there(state, task, candidate):
-            return int(candidate)
+    targets = targets[state.fits(state.kind[task : task + 1], targets)[0]]
+    use = (state.used[targets] * state.per_size[targets]).max(axis=1, initial=0.0)
+    for target in targets[np.argsort(use, kind="stable")][:_CANDIDATES_MAX].tolist():
+        if _is_allowed_meanwhile(state, task, target):
+            return int(target)
     return None
 
 
-def _may_wait_there(state: State, task: int, to: int) -> bool:
-    """Return whether a task may be on a machine until its entitlement has another one.
+def _is_allowed_meanwhile(state: RegionState, task: int, target: int) -> bool:
+    """Return whether a task may be on a machine until its entitlement received the other one.
 
-    A job may be less even for that time, as while any machine is drained; no limit is exceeded.
+    As while any machine is drained, the job may be less even for that time. No limit is exceeded.
     """
     job = int(state.job[task])
     return all(
-        rule.even and not 0 < rule.at_most < state.counts[job, number, there] + 1
-        for number, rule, _, there in state.crossed(task, to)
+        rule.even and not 0 < rule.at_most < state.counts[job, number, target_bin] + 1
+        for number, rule, _, target_bin in state.changed_bins(task, target)
     )

@@ -28,12 +28,12 @@ from control_plane.api.autoscale import (
 )
 from control_plane.api.intent_changes import JobIntents, SizeChange
 from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus
-from control_plane.autoscaler import kept
-from control_plane.autoscaler.core.latency import LearntLatency, carried, with_latency
+from control_plane.autoscaler import stored_jobs
+from control_plane.autoscaler.core.latency import LearntLatency, load_at_limit, with_latency
 from control_plane.autoscaler.core.observing import LoadReading
 from control_plane.autoscaler.core.recommendation import JobSizing, SizingState
-from control_plane.autoscaler.kept import KeptJob
 from control_plane.autoscaler.prometheus import PrometheusSource
+from control_plane.autoscaler.stored_jobs import AutoscaledJob
 from control_plane.cli import main
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Operation
@@ -350,14 +350,15 @@ def test_a_job_follows_the_load_that_its_latency_allows(
         load = 30.0 + 30.0 * (minute % 4)  # a queue that keeps tasks busy at 150 each
         at = now - 600 - 60.0 * (120 - minute)
         learnt = with_latency(learnt, limit, at, load, 0.05 / (1 - load / 150))
-    carries = carried(learnt, limit.limit_s)
+    carries = load_at_limit(learnt, limit.limit_s)
     assert carries == pytest.approx(125.0, rel=0.05)
     signal = f"query {POLICY.query}"
-    job = KeptJob(sizing=JobSizing(state=SizingState(latency=learnt)), signal=signal, seen_at=now)
+    sizing = JobSizing(state=SizingState(latency=learnt))
+    job = AutoscaledJob(sizing=sizing, signal=signal, seen_at=now)
 
     async def seed() -> None:
         async with SqliteStore(tmp_path / "state", 100) as store:
-            await kept.save(store, {"web": job})
+            await stored_jobs.save(store, {"web": job})
 
     asyncio.run(seed())
     exporter.text = "active_users 710\nlatency_seconds 0.2\n"

@@ -18,7 +18,7 @@ from control_plane.cli.rebalance_picture import picture
 from control_plane.client import ControlPlaneClient
 from control_plane.rebalancer.core.language import toml_of
 from control_plane.rebalancer.core.model import Effort
-from control_plane.rebalancer.core.region_language import in_language
+from control_plane.rebalancer.core.region_language import placement_model_of
 from control_plane.rebalancer.solver import solver_process
 from tests.rebalancer_models import Replay, a_model, total
 from wire.errors import Busy
@@ -123,7 +123,7 @@ def test_a_model_is_described_written_as_toml_and_solved_without_the_region(
     file = tmp_path / "model.toml"
     file.write_text(ok(ctl("rebalance", "explain", "-o", "toml")))
     assert "0 objects in" in ok(ctl("rebalance", "explain", "--model", str(file)))
-    file.write_text("\n".join(toml_of(in_language(a_model(3, 4, 20)))))
+    file.write_text("\n".join(toml_of(placement_model_of(a_model(3, 4, 20)))))
 
     solved = ok(ctl("rebalance", "solve", str(file), "--seconds", "20"))
 
@@ -145,8 +145,8 @@ def test_the_process_returns_the_solution_of_the_solver() -> None:
     answer = asyncio.run(solver_process(2048)(model, Effort(seconds=60.0)))
     replay = Replay(model)
 
-    assert answer.steps
-    assert replay.carry_out(answer.steps) == []
+    assert answer.moves
+    assert replay.carry_out(answer.moves) == []
     assert total(answer.scores, after=True) == pytest.approx(replay.cost())
 
 

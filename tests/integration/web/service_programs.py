@@ -16,9 +16,9 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from control_plane.autoscaler import kept
+from control_plane.autoscaler import stored_jobs
 from control_plane.autoscaler.core.history import DAY_S, SLOT_S
-from control_plane.autoscaler.kept import KeptJob
+from control_plane.autoscaler.stored_jobs import AutoscaledJob
 from control_plane.cli import main as twinectl
 from control_plane.store.sqlite import SqliteStore
 
@@ -84,13 +84,13 @@ POLICY = {
 
 async def remember(state: Path) -> None:
     """Store a load with days and weeks, as an autoscaler that has run for months."""
-    job, now = KeptJob(signal="cpu ", seen_at=time.time()), time.time()
+    job, now = AutoscaledJob(signal="cpu ", seen_at=time.time()), time.time()
     for at in range(int(now) - DAYS * DAY_S, int(now), SLOT_S):
         day, week = 2 * math.pi * at / DAY_S, 2 * math.pi * at / (7 * DAY_S)
         growth = 1 + (at - now) / (400 * DAY_S)
         job.sizing.history.add(at, growth * (1.1 - 0.5 * math.cos(day) + 0.2 * math.sin(week)))
     async with SqliteStore(state, 100) as store:
-        await kept.save(store, {JOB: job})
+        await stored_jobs.save(store, {JOB: job})
 
 
 @contextmanager

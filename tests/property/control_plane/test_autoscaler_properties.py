@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from control_plane.api.autoscale import Autoscale, Headroom, LoadSignal, SpeedLimit
 from control_plane.api.sizings import Forecast
 from control_plane.autoscaler.core.history import LoadHistory, code_of, value_of
+from control_plane.autoscaler.core.observing import JobObservation
 from control_plane.autoscaler.core.recommendation import (
-    JobObservation,
     JobSizing,
     SizingState,
     recommend,
 )
-from control_plane.autoscaler.core.sizing import surviving, tasks_for
+from control_plane.autoscaler.core.sizing import tasks_for, tasks_for_survivors
 
 pytestmark = pytest.mark.behaviour("AS1")
 
@@ -47,7 +47,7 @@ def observations(draw: st.DrawFn) -> dict[str, Any]:
         "after": draw(st.sampled_from([1.0, 60.0, 61.0, 300.0, 4000.0])),
         "load": draw(LOADS),
         "age": draw(st.sampled_from([0.0, 10.0, 1000.0])),
-        "pushing": draw(st.sampled_from(["", "", "an update is running"])),
+        "push_reason": draw(st.sampled_from(["", "", "an update is running"])),
         "sick": draw(st.sampled_from([0, 0, 1])),
         "followed": draw(st.booleans()),
     }
@@ -70,13 +70,13 @@ def test_sizes_stay_within_bounds_and_speed_limits(
                 capacity=2.0,
                 load=step["load"],
                 measured_at=at - step["age"],
-                pushing=step["pushing"],
+                push_reason=step["push_reason"],
                 msbs=msbs,
             ),
         )
         assert policy.minimum <= found.tasks <= policy.maximum
         assert found.reason
-        if step["pushing"] or step["age"] > 500 or step["load"] is None:
+        if step["push_reason"] or step["age"] > 500 or step["load"] is None:
             assert found.tasks >= tasks
         if step["sick"]:  # only tasks that never served are removed
             assert found.tasks >= tasks - step["sick"]
@@ -112,7 +112,7 @@ def test_the_survivors_of_any_msb_are_enough_and_one_task_fewer_is_not(
     survivors: int, msbs: int
 ) -> None:
     """The size is the smallest that survives the loss of one MSB."""
-    tasks = surviving(survivors, msbs)
+    tasks = tasks_for_survivors(survivors, msbs)
 
     def left(size: int) -> int:
         return size - math.ceil(size / msbs)

@@ -51,7 +51,7 @@ def test_no_order_of_carrying_a_plan_out_breaks_a_constraint(
     model: RegionModel, order: random.Random
 ) -> None:
     answer = solved(model)
-    steps = sorted(answer.steps, key=lambda step: (step.wave, order.random()))
+    steps = sorted(answer.moves, key=lambda step: (step.wave, order.random()))
 
     assert Replay(model).carry_out(steps) == []
 
@@ -62,7 +62,7 @@ def test_moves_that_the_executor_leaves_out_make_no_other_of_their_wave_impossib
     model: RegionModel, order: random.Random
 ) -> None:
     answer = solved(model)
-    first = [step for step in answer.steps if step.wave == 0 and order.random() < 0.5]
+    first = [step for step in answer.moves if step.wave == 0 and order.random() < 0.5]
 
     assert Replay(model).carry_out(first) == []
 
@@ -72,8 +72,8 @@ def test_moves_that_the_executor_leaves_out_make_no_other_of_their_wave_impossib
 def test_a_wave_fits_while_all_of_its_tasks_claim_both_places(model: RegionModel) -> None:
     answer = solved(model)
     replay = Replay(model)
-    for wave in sorted({step.wave for step in answer.steps}):
-        steps = [step for step in answer.steps if step.wave == wave]
+    for wave in sorted({step.wave for step in answer.moves}):
+        steps = [step for step in answer.moves if step.wave == wave]
         both = Replay(model)
         both.room_cpu, both.room = list(replay.room_cpu), [list(r) for r in replay.room]
         for step in steps:
@@ -91,12 +91,12 @@ def test_the_reported_gain_is_the_measured_gain(model: RegionModel) -> None:
     answer = solved(model)
     replay = Replay(model)
     before = replay.cost()
-    replay.carry_out(answer.steps)
+    replay.carry_out(answer.moves)
 
     assert total(answer.scores, after=False) == pytest.approx(before, abs=1e-6)
     assert total(answer.scores, after=True) == pytest.approx(replay.cost(), abs=1e-6)
-    assert sum(step.gain for step in answer.steps) == pytest.approx(answer.gain, abs=1e-6)
-    assert answer.gain >= answer.price or not answer.steps
+    assert sum(step.gain for step in answer.moves) == pytest.approx(answer.gain, abs=1e-6)
+    assert answer.gain >= answer.price or not answer.moves
 
 
 @settings(max_examples=60, deadline=None)
@@ -117,7 +117,7 @@ def test_the_same_seed_finds_the_same_plan_and_no_more_moves_than_requested(
     one, two = solved(model, seed, moves), solved(model, seed, moves)
 
     assert one == two
-    assert len(one.steps) <= moves
+    assert len(one.moves) <= moves
 
 
 @pytest.mark.behaviour("RE6")
@@ -146,7 +146,7 @@ def test_the_gain_in_power_equals_plain_arithmetic(
     before = drawn()
     places = [PoweredPlace(f"p{at}", w * share, 100.0, 50.0) for at, w in enumerate(before)]
     answer = solved(replace(model, places=places, places_of=levels, watts_per_rru=watts))
-    assert replay.carry_out(answer.steps) == []
+    assert replay.carry_out(answer.moves) == []
     after = drawn()
     (score,) = [each for each in answer.scores if each.goal == "power above budgets"]
     costs = [
@@ -158,10 +158,10 @@ def test_the_gain_in_power_equals_plain_arithmetic(
     ]
 
     assert [score.before, score.after] == pytest.approx(costs, abs=1e-6)
-    assert [w for pair in answer.drawn for w in pair] == pytest.approx(
+    assert [w for pair in answer.watts for w in pair] == pytest.approx(
         [w for pair in zip(before, after, strict=True) for w in pair]
     )
-    assert sum(step.power_gain for step in answer.steps) == pytest.approx(
+    assert sum(step.power_gain for step in answer.moves) == pytest.approx(
         costs[0] - costs[1], abs=1e-6
     )
-    assert answer.gain >= answer.price or not answer.steps
+    assert answer.gain >= answer.price or not answer.moves

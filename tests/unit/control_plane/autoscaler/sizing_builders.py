@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, LoadSignal, SpeedLimit
-from control_plane.autoscaler.core.recommendation import JobObservation
+from control_plane.autoscaler.core.observing import JobObservation
 
 NOON = 20_000 * 86_400.0 + 43_200.0
 """A Friday at noon."""

@@ -14,13 +14,15 @@ from virtual_time import EPOCH_S, clock, run
 
 from control_plane.api.autoscale import Autoscale, AutoscaleMode, Headroom, LoadSignal
 from control_plane.api.intents import StoredIntent
+from control_plane.api.inventory import MachineScope
 from control_plane.api.jobs import JobBrief, JobBriefs, JobStatus
-from control_plane.autoscaler import kept
+from control_plane.api.machines import Machines
+from control_plane.autoscaler import stored_jobs
 from control_plane.autoscaler.core.observing import LoadReading
-from control_plane.autoscaler.kept import KeptJob
 from control_plane.autoscaler.service import Autoscaler
 from control_plane.autoscaler.signals import TaskUsageSource
 from control_plane.autoscaler.sizes import SizeIntents
+from control_plane.autoscaler.stored_jobs import AutoscaledJob
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
 from tests.unit.control_plane.autoscaler.model_region import MSBS, Killed, ModelRegion
@@ -113,7 +115,7 @@ def test_the_size_follows_the_bytes_of_the_network() -> None:
 
 def test_the_first_round_measures_and_changes_nothing() -> None:
     async def body(region: ModelRegion, autoscaler: Autoscaler, _: MemoryStore) -> None:
-        await autoscaler.attempt()
+        await autoscaler.try_round()
         [view] = autoscaler.views().sizings
         assert view.recommendation is not None
         assert view.recommendation.reason.startswith("kept at 60: 0 of 16 tasks were read")
@@ -258,7 +260,7 @@ class _Calls:
 
 async def _killed(life: Autoscaler) -> None:
     """Run three rounds, or up to the call that kills the process."""
-    life._jobs = await kept.load(life._store)
+    life._jobs = await stored_jobs.load(life._store)
     for _ in range(3):
         await life.round()
         await asyncio.sleep(60)
@@ -273,7 +275,7 @@ def test_a_damaged_history_begins_again_and_harms_no_other() -> None:
 
         for name, value in (("cut", good.value[:-9]), ("text", b"{}"), ("web2", good.value)):
             await store.txn({}, [Put(f"sizings/{name}", value)])
-        assert sorted(await kept.load(store)) == ["web", "web2"]
+        assert sorted(await stored_jobs.load(store)) == ["web", "web2"]
 
     course(body)
 
@@ -373,6 +375,43 @@ def test_a_shard_that_is_away_holds_the_sizes_of_its_jobs_only() -> None:
     run(main())
 
 
+class UnreadMachines(ModelRegion):
+    """A region with a job that keeps headroom for an MSB; its machines cannot be listed."""
+
+    async def list_job_briefs(self) -> JobBriefs:
+        briefs = await super().list_job_briefs()
+        return JobBriefs(jobs=[replace(briefs.jobs[0], name="spread"), *briefs.jobs])
+
+    async def get_job(self, name: str) -> JobStatus:
+        status = await super().get_job(name)
+        if name == "web":
+            return status
+        policy = replace(status.record.spec.autoscale, headroom=Headroom.MSB)
+        spec = replace(status.record.spec, name=name, autoscale=policy)
+        return replace(status, record=replace(status.record, name=name, spec=spec))
+
+    async def list_machines(self, scope: MachineScope | None = None) -> Machines:
+        raise Busy("the list takes too long")
+
+
+@pytest.mark.behaviour("BUG-CP129")
+def test_machines_that_cannot_be_listed_hold_the_sizes_of_their_jobs_only() -> None:
+
+    async def main() -> None:
+        region = UnreadMachines(a_policy(minimum=4, maximum=200), 60, diurnal)
+        async with MemoryStore() as store:
+            autoscaler = autoscaler_of(region, store)
+            await lasts(autoscaler, 3 * HOUR_S)
+            assert autoscaler.views().failing == (
+                "could not read 1 jobs, such as spread: the list takes too long"
+            )
+            assert autoscaler.counts["failed rounds"] == 0
+            assert region.sizes
+            assert {view.job for view in autoscaler.views().sizings} == {"spread", "web"}
+
+    run(main())
+
+
 @pytest.mark.behaviour("BUG-CP70")
 def test_a_job_that_cannot_be_read_for_weeks_keeps_its_history() -> None:
     """The job is also shown as before."""
@@ -390,7 +429,7 @@ def test_a_job_that_cannot_be_read_for_weeks_keeps_its_history() -> None:
         region.list_job_briefs = listed  # type: ignore[method-assign]
         await lasts(autoscaler, 8 * DAY_S)
         assert [view.job for view in autoscaler.views().sizings] == ["web"]
-        assert "web" in await kept.load(store)
+        assert "web" in await stored_jobs.load(store)
 
     course(body)
 
@@ -435,12 +474,12 @@ def test_the_past_is_read_once_its_source_answers() -> None:
 @pytest.mark.behaviour("BUG-CP104")
 async def test_thousands_of_jobs_are_stored_in_bounded_transactions() -> None:
     """Formerly one transaction had all of them: 14 MB for 1,000 jobs every five minutes."""
-    jobs = {f"job-{number}": KeptJob(seen_at=float(number)) for number in range(250)}
+    jobs = {f"job-{number}": AutoscaledJob(seen_at=float(number)) for number in range(250)}
     async with MemoryStore(strict=True) as store:
-        await kept.save(store, jobs)
-        found = await kept.load(store)
+        await stored_jobs.save(store, jobs)
+        found = await stored_jobs.load(store)
         assert {name: job.seen_at for name, job in found.items()} == {
             name: job.seen_at for name, job in jobs.items()
         }
-        await kept.save(store, {}, jobs)
-        assert await kept.load(store) == {}
+        await stored_jobs.save(store, {}, jobs)
+        assert await stored_jobs.load(store) == {}

@@ -12,16 +12,16 @@ import msgspec
 import pytest
 
 from control_plane.api.autoscale import Autoscale, LatencyTarget, LoadSignal, SpeedLimit
-from control_plane.autoscaler import kept
+from control_plane.autoscaler import stored_jobs
 from control_plane.autoscaler.core.latency import (
     BINS_MAX,
     LearntLatency,
-    carried,
+    load_at_limit,
     load_of_task,
     with_latency,
 )
 from control_plane.autoscaler.core.recommendation import SETTLE_S, STALE_S, JobSizing
-from control_plane.autoscaler.kept import KeptJob
+from control_plane.autoscaler.stored_jobs import AutoscaledJob
 from control_plane.store.memory import MemoryStore
 from tests.unit.control_plane.autoscaler.sizing_builders import NOON, a_policy, seen
 
@@ -118,7 +118,7 @@ def test_a_job_grows_before_its_latency_limit_and_shrinks_after(
     service_s = 0.005 * workers
     sizing, minutes = course(3, tasks, by_latency(limit_s), workers, service_s=service_s)
     true, later = limit_load(limit_s, workers, service_s), minutes[DAY:]
-    learnt = carried(sizing.state.latency, limit_s)
+    learnt = load_at_limit(sizing.state.latency, limit_s)
     assert learnt == pytest.approx(true, rel=0.25)
     assert [m for m in later if m.latency_s > limit_s] == []
     last = minutes[2 * DAY :]
@@ -158,7 +158,7 @@ def test_the_learnt_load_follows_a_slower_version() -> None:
     assert 0 < over[2] < 60
     assert over[3] < 15
     true = limit_load(0.1, WORKERS, 1.5 * SERVICE_S)
-    assert carried(sizing.state.latency, 0.1) == pytest.approx(true, rel=0.25)
+    assert load_at_limit(sizing.state.latency, 0.1) == pytest.approx(true, rel=0.25)
 
 
 def test_an_incident_elsewhere_adds_few_tasks_and_is_forgotten() -> None:
@@ -179,7 +179,7 @@ def test_latency_that_half_of_the_load_does_not_change_is_not_chased() -> None:
         for _ in range(15):
             at += 60
             state = with_latency(state, TARGET, at, load, 0.5)
-    found = carried(state, TARGET.limit_s)
+    found = load_at_limit(state, TARGET.limit_s)
     assert found == pytest.approx(45.0, rel=0.06)
     target, _, why = load_of_task(TARGET, None, state, (20.0, 0.5))
     assert target == pytest.approx(0.8 * found)
@@ -217,12 +217,12 @@ def test_nothing_is_learnt_while_tasks_are_replaced() -> None:
     for minute in range(60):
         at = NOON + minute * 60.0
         observed = seen(900.0, 20, at, capacity=1.0, latency=0.05, latency_at=at)
-        pushing = "the update to version 2 is in progress" if minute < 30 else ""
-        sizing.advance(by_latency(), msgspec.structs.replace(observed, pushing=pushing))
+        push_reason = "the update to version 2 is in progress" if minute < 30 else ""
+        sizing.advance(by_latency(), msgspec.structs.replace(observed, push_reason=push_reason))
     minutes = sum(b.minutes for b in sizing.state.latency.bins)
     assert minutes == pytest.approx(60 - 30 - SETTLE_S / 60 + 1, abs=1.5)
     slow = seen(900.0, 20, NOON + 3600, capacity=1.0, latency=9.0, latency_at=NOON + 3600)
-    slow = msgspec.structs.replace(slow, pushing="the update to version 3 is in progress")
+    slow = msgspec.structs.replace(slow, push_reason="the update to version 3 is in progress")
     assert sizing.advance(by_latency(), slow).tasks == 20
 
 
@@ -237,17 +237,17 @@ def test_the_history_of_a_job_is_bounded_at_any_clock() -> None:
     assert len(state.bins) == BINS_MAX
     assert len(msgspec.msgpack.encode(state)) < 1200
     assert all(math.isfinite(b.minutes) and b.latency_s > 0 for b in state.bins)
-    assert carried(state, 0.1) is None or carried(state, 0.1) > 0  # type: ignore[operator]
+    assert load_at_limit(state, 0.1) is None or load_at_limit(state, 0.1) > 0  # type: ignore[operator]
     other = LatencyTarget(query="another", limit_s=0.1)
     assert len(with_latency(state, other, NOON, 5.0, 0.1).bins) == 1
 
 
 async def test_the_learnt_state_is_stored() -> None:
     sizing, _ = course(0.5, 10, by_latency())
-    learnt = carried(sizing.state.latency, 0.1)
+    learnt = load_at_limit(sizing.state.latency, 0.1)
     assert learnt is not None
     async with MemoryStore() as store:
-        await kept.save(store, {"web": KeptJob(sizing=sizing)})
-        assert len(kept.encoded(KeptJob(sizing=sizing))) < 14_000
-        again = (await kept.load(store))["web"].sizing
-    assert carried(again.state.latency, 0.1) == learnt
+        await stored_jobs.save(store, {"web": AutoscaledJob(sizing=sizing)})
+        assert len(stored_jobs.encoded(AutoscaledJob(sizing=sizing))) < 14_000
+        again = (await stored_jobs.load(store))["web"].sizing
+    assert load_at_limit(again.state.latency, 0.1) == learnt

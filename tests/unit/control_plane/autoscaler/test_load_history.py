@@ -132,8 +132,8 @@ def test_a_clock_that_was_set_back_drops_later_history() -> None:
     history, now = filled(10), START + 10 * DAY_S
     for late in (2 * DAY_S, 400 * DAY_S):
         history.add(now + late, 7.0)
-        assert not history.go_back(now + late - 3000)
-        assert history.go_back(now)
+        assert not history.drop_after(now + late - 3000)
+        assert history.drop_after(now)
         history.add(now, 6.0)
         assert history.mean(int(now // 300)) == pytest.approx(6.0, rel=1e-3)
         assert history.points()[-1] == (now, pytest.approx(6.0, rel=1e-3))

@@ -15,7 +15,12 @@ from control_plane.api.endpoints import Endpoint, Endpoints
 from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus
 from control_plane.api.load_tests import LoadTest, LoadTestRequest, LoadTestState, LoadTestStep
 from control_plane.api.weights import EndpointWeights
-from control_plane.autoscaler.core.load_testing import beyond, capacity, multiples, weights_for
+from control_plane.autoscaler.core.load_testing import (
+    capacity,
+    exceeded_limit,
+    multiples,
+    weights_for,
+)
 from control_plane.autoscaler.load_tester import LoadTester
 from control_plane.autoscaler.service import Autoscaler
 from control_plane.autoscaler.serving import serving
@@ -222,9 +227,11 @@ async def test_an_answer_that_is_no_number_ends_it_and_restores() -> None:
 
 
 def test_a_measurement_that_is_no_number_is_a_limit() -> None:
-    assert beyond(REQUEST, LoadTestStep(multiple=1, load=float("nan"), latency_s=0.1))
-    assert "errors" in beyond(REQUEST, LoadTestStep(multiple=1, load=1, latency_s=0.1, errors=0.5))
-    assert beyond(REQUEST, LoadTestStep(multiple=1, load=1, latency_s=0.1)) == ""
+    assert exceeded_limit(REQUEST, LoadTestStep(multiple=1, load=float("nan"), latency_s=0.1))
+    assert "errors" in exceeded_limit(
+        REQUEST, LoadTestStep(multiple=1, load=1, latency_s=0.1, errors=0.5)
+    )
+    assert exceeded_limit(REQUEST, LoadTestStep(multiple=1, load=1, latency_s=0.1)) == ""
     assert capacity([]) is None
 
 

@@ -18,7 +18,12 @@ from control_plane.autoscaler.core.recommendation import (
     recommend,
 )
 from control_plane.autoscaler.core.replay import simulate
-from control_plane.autoscaler.core.sizing import bounds_at, needed, surviving, tasks_for
+from control_plane.autoscaler.core.sizing import (
+    bounds_at,
+    tasks_for,
+    tasks_for_survivors,
+    tasks_needed,
+)
 from tests.unit.control_plane.autoscaler.sizing_builders import NOON, a_policy, seen
 
 FREE = {"up": SpeedLimit(share=100, per_s=60), "down": SpeedLimit(share=100, per_s=60)}
@@ -53,12 +58,12 @@ def test_the_larger_of_load_and_forecast_counts() -> None:
     ("survivors", "msbs", "tasks"), [(10, 6, 12), (10, 2, 20), (9, 4, 12), (1, 3, 2), (5, 1, 5)]
 )
 def test_enough_tasks_survive_the_loss_of_an_msb(survivors: int, msbs: int, tasks: int) -> None:
-    assert surviving(survivors, msbs) == tasks
+    assert tasks_for_survivors(survivors, msbs) == tasks
 
 
 def test_headroom_is_what_the_loss_of_an_msb_needs() -> None:
     policy = a_policy(headroom=Headroom.MSB, **FREE)
-    assert needed(policy, 10.0, 2.0, msbs=6).tasks == 12
+    assert tasks_needed(policy, 10.0, 2.0, msbs=6).tasks == 12
     found = of(10.0, policy=policy, msbs=6)
     assert found.tasks == 12
     assert "plus a reserve for the loss of 1 of 6 MSBs" in found.reason
@@ -66,7 +71,9 @@ def test_headroom_is_what_the_loss_of_an_msb_needs() -> None:
 
 def test_a_ceiling_above_the_target_takes_fewer_tasks_for_a_loss() -> None:
     policy = a_policy(headroom=Headroom.MSB, ceiling=0.6, target=0.5)
-    assert needed(policy, 60.0, 2.0, msbs=6).tasks == 60  # the target already includes this reserve
+    assert (
+        tasks_needed(policy, 60.0, 2.0, msbs=6).tasks == 60
+    )  # the target already includes this reserve
 
 
 def test_bounds_are_kept_and_named() -> None:
@@ -137,16 +144,16 @@ def test_a_stale_measurement_is_none() -> None:
 
 
 def test_nothing_is_taken_during_an_update() -> None:
-    found = of(5.0, tasks=30, pushing="an update to version 4 is running")
+    found = of(5.0, tasks=30, push_reason="an update to version 4 is running")
     assert found.tasks == 30
     assert found.reason.endswith("kept at 30: not reduced: an update to version 4 is running")
-    assert of(50.0, tasks=30, pushing="an update to version 4 failed").tasks == 50
+    assert of(50.0, tasks=30, push_reason="an update to version 4 failed").tasks == 50
 
 
 def test_nothing_is_taken_by_a_scheduled_maximum_during_an_update() -> None:
     entry = ScheduledBounds(start="00:00", end="23:59", maximum=5)
     policy = a_policy(schedule=[entry], **FREE)
-    assert of(5.0, tasks=30, policy=policy, pushing="an update is running").tasks == 30
+    assert of(5.0, tasks=30, policy=policy, push_reason="an update is running").tasks == 30
     assert of(5.0, tasks=30, policy=policy).tasks == 5
 
 
@@ -250,7 +257,7 @@ def test_cpu_spikes_of_an_update_are_not_load() -> None:
     for minute in range(30):
         sizing.advance(policy, seen(10.0, at=NOON + 60 * minute))
     at = NOON + 1800
-    spike = sizing.advance(policy, seen(40.0, at=at, pushing="an update is running"))
+    spike = sizing.advance(policy, seen(40.0, at=at, push_reason="an update is running"))
     after = sizing.advance(policy, seen(40.0, at=at + SETTLE_S - 1))
     assert spike.tasks <= 13
     assert after.tasks <= 13
@@ -260,7 +267,7 @@ def test_cpu_spikes_of_an_update_are_not_load() -> None:
 
 def test_requests_are_load_during_an_update_too() -> None:
     policy = a_policy(**FREE, signal=LoadSignal.QUERY, query="q")
-    pushed = seen(40.0, pushing="an update is running")
+    pushed = seen(40.0, push_reason="an update is running")
     assert JobSizing().advance(policy, pushed).tasks >= 40
 
 

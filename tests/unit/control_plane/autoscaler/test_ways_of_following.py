@@ -15,8 +15,8 @@ from control_plane.autoscaler.core.ways import (
     PENALTY,
     WAYS,
     WaysState,
-    compare,
     penalty,
+    with_measurement,
 )
 from tests.unit.control_plane.autoscaler.sizing_builders import NOON, a_policy, seen
 
@@ -102,7 +102,7 @@ def test_the_cost_counts_missing_and_idle_tasks() -> None:
     state = WaysState()
     for minute, load in enumerate([10.0, 10.0, 20.0, 20.0, 10.0]):
         measured = NOON + minute * MINUTE, load, load
-        state = compare(state, 0.8, measured, 1.0, 300.0)
+        state = with_measurement(state, 0.8, measured, 1.0, 300.0)
     by = dict(zip((way.name for way in WAYS), state.costs, strict=True))
     assert by["the forecast"] == pytest.approx(2 * 10 * PENALTY, rel=0.01)
     kept = 2 * 10 * PENALTY + 10
@@ -113,8 +113,8 @@ def test_the_cost_counts_missing_and_idle_tasks() -> None:
 
 @pytest.mark.parametrize("step_s", [-1e6, -90.0, 0.0, 90.0, 1e6])
 def test_a_step_of_a_clock_adds_five_minutes_at_most(step_s: float) -> None:
-    state = compare(WaysState(), 0.8, (NOON, 10.0, 10.0), 1.0, 300.0)
-    after = compare(state, 0.8, (NOON + step_s, 5.0, 5.0), 1.0, 300.0)
+    state = with_measurement(WaysState(), 0.8, (NOON, 10.0, 10.0), 1.0, 300.0)
+    after = with_measurement(state, 0.8, (NOON + step_s, 5.0, 5.0), 1.0, 300.0)
     assert after.learnt_s <= 300.0
     assert max(after.costs) <= 5 * 10 * PENALTY
     assert after.load_of(0) == 5.0
@@ -125,6 +125,6 @@ def test_the_history_of_a_job_is_bounded() -> None:
     state = WaysState()
     for minute in range(300):
         load = 1000.0 - minute
-        state = compare(state, 0.8, (NOON + minute * MINUTE, load, load), 1.0, 9999.0)
+        state = with_measurement(state, 0.8, (NOON + minute * MINUTE, load, load), 1.0, 9999.0)
     assert len(state.loads) <= 31
     assert all(len(sizes) <= 32 for sizes in state.sizes)

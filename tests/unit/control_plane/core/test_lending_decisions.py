@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from control_plane.api.elastic import Promise, UseHistory
 from control_plane.elastic.core.buffers import OwnerUse, buffers
-from control_plane.elastic.core.expecting import DAY, SLOT_S, SLOTS, expected, noted, peak
+from control_plane.elastic.core.expecting import DAY, SLOT_S, SLOTS, expected, peak, with_use
 from control_plane.elastic.core.matching import (
     MARGIN_S,
     Borrower,
@@ -16,8 +16,8 @@ from control_plane.elastic.core.matching import (
     Need,
     Offer,
     OpenLoan,
-    called_back,
-    matched,
+    loans_to_call_back,
+    match_loans,
 )
 
 pytestmark = pytest.mark.behaviour("EL1", "EL2", "EL3", "EL10")
@@ -58,13 +58,13 @@ def loan(number: int, donor: str = "", **changes) -> OpenLoan:
 
 
 def back(loans: list[OpenLoan], needs: list[Need], most: int = 100) -> dict[str, str]:
-    calls = called_back(loans, needs, NOW, idle_after_s=120, most=most)
+    calls = loans_to_call_back(loans, needs, NOW, idle_after_s=120, most=most)
     return {call.machine: call.why for call in calls}
 
 
 def test_machines_that_are_not_expected_to_be_needed_are_lent_from_the_fullest_msb() -> None:
     machines = [idle(n, msb="msb0" if n < 8 else "msb1") for n in range(10)]
-    loans = matched(machines, {"": Offer(300, 300, keep=4)}, [borrower()])
+    loans = match_loans(machines, {"": Offer(300, 300, keep=4)}, [borrower()])
     assert len(loans) == 6
     assert all(loan.promise_s == 300 for loan in loans)
     left = {m.machine for m in machines} - {loan.machine for loan in loans}
@@ -73,7 +73,7 @@ def test_machines_that_are_not_expected_to_be_needed_are_lent_from_the_fullest_m
 
 def test_a_machine_idle_for_less_than_its_owners_limit_is_not_lent() -> None:
     machines = [idle(0, idle_s=299), idle(1, idle_s=301)]
-    assert [m.machine for m in matched(machines, {"": Offer(300, 300, 0)}, [borrower()])] == [
+    assert [m.machine for m in match_loans(machines, {"": Offer(300, 300, 0)}, [borrower()])] == [
         "m001"
     ]
 
@@ -81,7 +81,7 @@ def test_a_machine_idle_for_less_than_its_owners_limit_is_not_lent() -> None:
 def test_a_promise_that_is_shorter_than_the_notice_makes_no_loan() -> None:
     offers = {"": Offer(120, 0, 0), "web": Offer(900, 0, 0)}
     machines = [idle(0), idle(1, "web")]
-    loans = matched(machines, offers, [borrower(notice_s=300.0)])
+    loans = match_loans(machines, offers, [borrower(notice_s=300.0)])
     assert [(loan.machine, loan.donor) for loan in loans] == [("m001", "web")]
 
 
@@ -89,13 +89,13 @@ def test_a_pool_borrows_only_machines_of_others_of_its_kind_and_place() -> None:
     machines = [idle(0, "batch"), idle(1, machine_type="gpu"), idle(2, datacenter="dc2")]
     offers = {"": Offer(300, 0, 0), "batch": Offer(300, 0, 0)}
     wants = borrower(types=frozenset({"web"}), datacenter="dc1")
-    assert matched(machines, offers, [wants]) == []
+    assert match_loans(machines, offers, [wants]) == []
 
 
 @pytest.mark.behaviour("SH13")
 def test_a_pool_that_is_pinned_to_a_region_borrows_and_calls_back_there() -> None:
     machines = [idle(0, region="east"), idle(1, region="west")]
-    loans = matched(machines, {"": Offer(300, 0, 0)}, [borrower(region="west")])
+    loans = match_loans(machines, {"": Offer(300, 0, 0)}, [borrower(region="west")])
     assert [new.machine for new in loans] == ["m001"]
     lent = [loan(0, region="east"), loan(1, region="west")]
     assert [*back(lent, [Need("web", 2, from_free=2, region="west")])] == ["m001"]
@@ -108,10 +108,10 @@ def test_borrowers_get_machines_by_their_shares_those_that_they_have_included() 
         borrower("b", 100, share=200),
         borrower("c", 3, share=500),
     ]
-    loans = matched(machines, {"": Offer(300, 0, 0)}, borrowers)
+    loans = match_loans(machines, {"": Offer(300, 0, 0)}, borrowers)
     assert Counter(loan.borrower for loan in loans) == {"a": 9, "b": 18, "c": 3}
     borrowers = [borrower("a", 100, has=20), borrower("b", 100)]
-    loans = matched(machines, {"": Offer(300, 0, 0)}, borrowers)
+    loans = match_loans(machines, {"": Offer(300, 0, 0)}, borrowers)
     assert Counter(loan.borrower for loan in loans) == {"a": 5, "b": 25}
 
 
@@ -126,7 +126,7 @@ def test_no_machine_is_lent_twice_and_kept_machines_stay(
     machines = [idle(n, donor, msb=f"msb{msb}") for n, (donor, msb) in enumerate(stock)]
     offers = {"": Offer(300, 0, keep), "x": Offer(300, 0, 0)}  # y lends nothing
     borrowers = [borrower(f"t{n}", wants, has=has) for n, (wants, has) in enumerate(demands)]
-    loans = matched(machines, offers, borrowers)
+    loans = match_loans(machines, offers, borrowers)
     names = [loan.machine for loan in loans]
     assert len(names) == len(set(names))
     by_donor, there = Counter(loan.donor for loan in loans), Counter(d for d, _ in stock)
@@ -153,12 +153,14 @@ def test_higher_priority_is_served_first_and_no_machine_twice() -> None:
         Need("low", 1, priority=100, from_free=1, why="low"),
         Need("high", 1, priority=900, from_free=1, why="high"),
     ]
-    calls = called_back([loan(0)], needs, NOW, idle_after_s=120, most=9)
+    calls = loans_to_call_back([loan(0)], needs, NOW, idle_after_s=120, most=9)
     assert [(call.machine, call.why) for call in calls] == [("m000", "high")]
 
 
 def test_a_deadline_comes_before_the_end_of_the_promise() -> None:
-    (call,) = called_back([loan(0)], [Need("web", 1, from_free=1)], NOW, idle_after_s=1, most=9)
+    (call,) = loans_to_call_back(
+        [loan(0)], [Need("web", 1, from_free=1)], NOW, idle_after_s=1, most=9
+    )
     assert call.within_s == 300 - MARGIN_S
 
 
@@ -191,7 +193,7 @@ def test_usage_of_yesterday_and_a_week_ago_is_expected_again() -> None:
     history = UseHistory(pool="web")
     for number in range(8 * DAY):
         at = NOW + number * SLOT_S
-        history = noted(history, 50 if number == DAY + 2 else 10, at)
+        history = with_use(history, 50 if number == DAY + 2 else 10, at)
     now = NOW + (8 * DAY - 1) * SLOT_S  # a week and two slots later; 50 were used 3 slots later
     assert expected(history, 10, now, ahead_s=300) == 10
     assert expected(history, 10, now, ahead_s=900) == 50
@@ -200,10 +202,10 @@ def test_usage_of_yesterday_and_a_week_ago_is_expected_again() -> None:
 
 
 def test_missed_slots_repeat_the_last_value_and_a_clock_set_back_begins_again() -> None:
-    history = noted(noted(UseHistory(pool="web"), 7, NOW), 9, NOW + 4 * SLOT_S)
+    history = with_use(with_use(UseHistory(pool="web"), 7, NOW), 9, NOW + 4 * SLOT_S)
     assert history.used == [7, 7, 7, 7, 9]
-    assert noted(history, 3, NOW - SLOT_S).used == [3]
-    assert peak(noted(history, 3, NOW + 4 * SLOT_S)) == 9  # the maximum of the slot
+    assert with_use(history, 3, NOW - SLOT_S).used == [3]
+    assert peak(with_use(history, 3, NOW + 4 * SLOT_S)) == 9  # the maximum of the slot
 
 
 @pytest.mark.behaviour("EL10", "EX16")

@@ -19,9 +19,9 @@ from control_plane.rebalancer.core.language import (
     PlacementAnswer,
     PlacementModel,
     UsedContainers,
+    describe_model,
     read_model,
     toml_of,
-    words_of,
 )
 from tests.bench.roadef import checked, generated, instances, read_instance
 from wire.errors import InvalidInput
@@ -95,7 +95,7 @@ def test_the_example_of_the_page_is_a_model() -> None:
 
 
 def test_a_model_is_described_in_text() -> None:
-    assert words_of(read_model(TEXT)) == [
+    assert describe_model(read_model(TEXT)) == [
         "2 objects in 2 containers.",
         "1 groups of 2 objects.",
         "Dimension cpu: 9 of 20 (45%) in use.",

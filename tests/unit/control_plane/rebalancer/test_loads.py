@@ -58,7 +58,7 @@ def test_a_value_that_was_not_read_for_long_is_unknown() -> None:
     assert loads.of_tasks("web", [0], since=10.1) == [None]
     assert loads.oldest_s(370.0, 360.0) == 360.0
     assert loads.oldest_s(370.1, 360.0) is None
-    list(loads.forgetting(["m2"], 400.0, 360.0))
+    list(loads.forget(["m2"], 400.0, 360.0))
     assert (loads.tasks, loads.machines) == ({}, {})
 
 

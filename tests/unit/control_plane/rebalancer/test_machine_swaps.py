@@ -9,7 +9,7 @@ from world import World, a_job, a_region
 
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.machines import MachineState
-from control_plane.api.rebalancing import SwapState
+from control_plane.api.rebalancing import MoveView, SwapState
 from control_plane.api.settings import RebalanceMode, RebalanceSettings
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.rebalancer.core.solving import solve
@@ -97,6 +97,39 @@ def test_both_sides_drain_then_each_machine_gets_the_other_profile(restarts: boo
                 lines = w.cp.rebalancer.explain(swap.id).lines
                 assert lines[0].endswith(("between front and back.", "between back and front."))
         assert w.region.broken_rules == []
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-CP127")
+def test_a_restart_does_not_repeat_an_exchange_of_the_resumed_plan() -> None:
+    """The stored plan still has the exchange, which would return both machines if repeated."""
+    gone = MoveView(id="", job="ghost", task=0, from_machine="m1", to_machine="m2")
+
+    class Moving(Exchanging):
+        def control_plane(self) -> ControlPlane:
+            made = super().control_plane()
+            solve_here = made.rebalancer.planner._solve
+
+            async def with_a_move(model: RegionModel, effort: Effort) -> SolverAnswer:
+                return replace(await solve_here(model, effort), moves=[gone])
+
+            made.rebalancer.planner._solve = with_a_move
+            return made
+
+    async def main() -> None:
+        w = Moving(every_s=600.0)
+        async with asyncio.timeout(20_000):
+            async with w.running():
+                await w.begin()
+                await w.until(lambda: w.ended(SwapState.DONE), 2_000)
+                assert w.held() == EXCHANGED
+            async with w.running():
+                assert w.cp.rebalancer.records.plan.swaps
+                await asyncio.sleep(300)
+                assert w.held() == EXCHANGED
+                assert len(w.cp.rebalancer.history().swaps) == 1
+                assert not w.cp.rebalancer.swaps.under_way()
 
     run(main())
 

@@ -25,7 +25,7 @@ from control_plane.rebalancer.core.language import (
     UsedContainers,
 )
 from control_plane.rebalancer.core.placement_state import PlacementState
-from control_plane.rebalancer.core.placement_steps import EPS, compiled, try_chain, walk
+from control_plane.rebalancer.core.placement_steps import EPS, compiled, run_steps, try_chain
 from control_plane.rebalancer.core.step_tables import StepTables, view
 from tests.bench.roadef import checked, generated, read_instance
 
@@ -51,14 +51,14 @@ def counted(state: PlacementState) -> dict[str, object]:
     t, where = state.tables, state.where
     held = np.zeros_like(state.held)
     np.add.at(held, where, state.need)
-    stays = (where != state.origin)[:, None] & ~state.leaves
+    stays = (where != state.origin)[:, None] & ~state.frees_at_once
     np.add.at(held, state.origin, np.where(stays, state.need, 0.0))
     lists = []
     for m in range(len(state.offers)):
-        i, members = int(t.head[m]), set[int]()
+        i, members = int(t.first_object[m]), set[int]()
         while i < len(where):
             members.add(i)
-            i = int(t.after[i])
+            i = int(t.next_object[i])
         lists.append(members)
     moved = Counter(state.group[where != state.origin].tolist())
     return {
@@ -81,7 +81,7 @@ def test_steps_change_the_sum_as_they_say_keep_rules_and_count_right(
     search, before = Annealing(state, seed), state.total()
 
     for _ in range(5):
-        search._block(200, heat)
+        search._run_block(200, heat)
 
         t = state.tables
         assert state.total() == pytest.approx(before + float(t.sums[0]))
@@ -92,9 +92,9 @@ def test_steps_change_the_sum_as_they_say_keep_rules_and_count_right(
             "held": state.held.tolist(),
             "lists": [set(np.nonzero(state.where == m)[0].tolist()) for m in range(8)],
             "cost": pytest.approx(state.cost.tolist()),
-            "most moved": int(t.marks[0]),
-            "seen": t.seen.tolist(),
-            "number": state.number.tolist(),
+            "most moved": int(t.registers[0]),
+            "seen": t.bins_with_group.tolist(),
+            "number": state.objects_in.tolist(),
         }
 
 
@@ -150,7 +150,7 @@ def after_two_cycles(model: PlacementModel) -> Annealing:
 def test_a_cycle_of_prices_finds_fewer_moves_that_do_the_same(mocker: MockerFixture) -> None:
     """With the heat of the cycle of amounts, objects move as if moves were free."""
     search = after_two_cycles(crowded(3))
-    mocker.patch.object(annealing, "_MOSTLY", np.inf)
+    mocker.patch.object(annealing, "_PRICES_MIN", np.inf)
     other = after_two_cycles(crowded(3))
 
     assert search.state.total() == search.state.paid(), "nothing has too much"
@@ -259,7 +259,7 @@ def test_compiled_steps_are_the_same_as_interpreted_ones() -> None:
     bars = 100.0 * draw.standard_exponential(5_000)
 
     quick(one.tables, firsts, seconds, lots, bars)
-    walk(two.views, view(firsts), view(seconds), view(lots), view(bars))
+    run_steps(two.views, view(firsts), view(seconds), view(lots), view(bars))
 
     for name in StepTables._fields:
         assert np.array_equal(getattr(one.tables, name), getattr(two.tables, name)), name

@@ -77,13 +77,13 @@ async def invents(model: RegionModel, effort: Effort) -> SolverAnswer:
     )
     return replace(
         answer,
-        steps=[
+        moves=[
             ghost,
             replace(ghost, task=99),
             replace(ghost, job="ghost"),
             replace(ghost, to_machine="ghost"),
             replace(ghost, task=1, from_machine="ghost"),
-            *answer.steps,
+            *answer.moves,
         ],
     )
 
@@ -239,7 +239,7 @@ def test_a_pause_is_kept_although_a_move_ends_at_the_same_moment() -> None:
         w.store.txn = slowly  # type: ignore[method-assign]
         move = replace(before[0], id="p9.9")
         await asyncio.gather(
-            rebalancer.pause(PauseRequest(reason="look"), "ann"), rebalancer._store(move)
+            rebalancer.pause(PauseRequest(reason="look"), "ann"), rebalancer._save_move(move)
         )
         assert rebalancer.status().paused
         assert rebalancer.history().moves[0].id == "p9.9"
@@ -256,7 +256,7 @@ def test_a_move_that_ended_while_the_process_was_away_is_recorded() -> None:
         async with asyncio.timeout(40_000):
             async with world.running() as w:
                 await w.packed()
-                ended, stuck = w.cp.rebalancer._store, list[MoveView]()
+                ended, stuck = w.cp.rebalancer._save_move, list[MoveView]()
 
                 async def stops(move: MoveView) -> None:
                     if move.state is MoveState.DONE:
@@ -264,7 +264,7 @@ def test_a_move_that_ended_while_the_process_was_away_is_recorded() -> None:
                         await asyncio.sleep(1e9)  # the process ends before this is stored
                     await ended(move)
 
-                w.cp.rebalancer._store = stops  # type: ignore[method-assign]
+                w.cp.rebalancer._save_move = stops  # type: ignore[method-assign]
                 await w.until(lambda: stuck, 4_000)
             async with world.running() as w:
                 rebalancer = w.cp.rebalancer

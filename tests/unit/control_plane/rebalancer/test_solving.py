@@ -76,21 +76,21 @@ def solved(model: RegionModel, moves: int = 100) -> SolverAnswer:
 def test_a_hot_machine_gives_tasks_to_an_idle_one() -> None:
     answer = solved(a_region([[3.0, 3.0, 3.0], []]))
 
-    assert {(s.from_machine, s.to_machine) for s in answer.steps} == {("m0", "m1")}
+    assert {(s.from_machine, s.to_machine) for s in answer.moves} == {("m0", "m1")}
     assert (answer.hot_before, answer.hot_after) == (1, 0)
-    assert answer.steps[0].why == "cpu of m0: 90% -> 60%"
+    assert answer.moves[0].why == "cpu of m0: 90% -> 60%"
 
 
 def test_nothing_moves_where_nothing_is_gained() -> None:
-    assert solved(a_region([[5.0], [5.0]])).steps == []
+    assert solved(a_region([[5.0], [5.0]])).moves == []
 
 
 def test_a_move_that_gains_less_than_its_price_is_not_made() -> None:
     skewed = [[3.5, 1.5], [2.0]]
     weights = Weights(move_per_gib=0.0, tolerance=0.0)
 
-    assert solved(a_region(skewed, weights=weights)).steps != []
-    assert solved(a_region(skewed, weights=replace(weights, move=0.5))).steps == []
+    assert solved(a_region(skewed, weights=weights)).moves != []
+    assert solved(a_region(skewed, weights=replace(weights, move=0.5))).moves == []
 
 
 def test_two_full_machines_swap_tasks_through_the_room_of_a_third() -> None:
@@ -99,13 +99,13 @@ def test_two_full_machines_swap_tasks_through_the_room_of_a_third() -> None:
     answer = solved(a_region(full, cores=10.0, claim_cores=10 / 3))
 
     assert answer.hot_after == 0
-    assert len(answer.steps) >= 2
+    assert len(answer.moves) >= 2
 
 
 def test_two_machines_without_any_room_are_left_as_they_are() -> None:
     answer = solved(a_region([[4.5, 4.5], [0.5, 0.5]], claim_cores=5.0))
 
-    assert answer.steps == []
+    assert answer.moves == []
     assert answer.hot_after == answer.hot_before == 1
 
 
@@ -113,7 +113,7 @@ def test_a_swap_needs_room_for_one_task_on_one_side() -> None:
     # a move alone would make the other machine hot: only both moves together help
     answer = solved(a_region([[5.0, 4.0], [3.5, 1.0]], rules=[]))
 
-    assert sorted((s.from_machine, s.to_machine) for s in answer.steps) == [
+    assert sorted((s.from_machine, s.to_machine) for s in answer.moves) == [
         ("m0", "m1"),
         ("m1", "m0"),
     ]
@@ -121,7 +121,7 @@ def test_a_swap_needs_room_for_one_task_on_one_side() -> None:
 
 
 def test_tasks_stay_with_their_entitlement() -> None:
-    assert solved(a_region([[3.0, 3.0, 3.0], []], pools=[0, 1])).steps == []
+    assert solved(a_region([[3.0, 3.0, 3.0], []], pools=[0, 1])).moves == []
 
 
 def test_a_move_does_not_make_a_job_less_even() -> None:
@@ -135,21 +135,21 @@ def test_a_move_does_not_make_a_job_less_even() -> None:
 def test_machines_that_take_no_tasks_get_none() -> None:
     answer = solved(a_region([[3.0, 3.0, 3.0], [], []], is_open=[True, False, True]))
 
-    assert {s.to_machine for s in answer.steps} == {"m2"}
+    assert {s.to_machine for s in answer.moves} == {"m2"}
 
 
 def test_excluded_machines_get_no_task() -> None:
     answer = solved(a_region([[3.0, 3.0, 3.0], [], []], admissions=[bytes([1, 0, 1])]))
 
-    assert {s.to_machine for s in answer.steps} == {"m2"}
+    assert {s.to_machine for s in answer.moves} == {"m2"}
 
 
 def test_a_free_machine_is_taken_only_where_it_relieves_more_than_it_costs() -> None:
     crowded = [[4.0, 4.5], [4.0, 4.5], []]
     free = [False, False, True]
 
-    assert {s.to_machine for s in solved(a_region(crowded, is_free=free)).steps} == {"m2"}
-    assert solved(a_region([[5.0], [5.0], []], is_free=free)).steps == []
+    assert {s.to_machine for s in solved(a_region(crowded, is_free=free)).moves} == {"m2"}
+    assert solved(a_region([[5.0], [5.0], []], is_free=free)).moves == []
 
 
 def test_the_bound_limits_the_remaining_gain() -> None:
@@ -171,7 +171,7 @@ def test_the_bound_counts_what_cannot_move() -> None:
 def test_the_bound_does_not_fill_one_closed_machine_with_the_load_of_another() -> None:
     answer = solved(a_region([[9.0], [], [9.0]], is_open=[False, False, True]))
 
-    assert answer.steps == []
+    assert answer.moves == []
     assert answer.bound == pytest.approx(total(answer.scores, after=True))
 
 
@@ -221,12 +221,12 @@ def test_tasks_leave_a_place_that_draws_more_than_it_bears() -> None:
     level = Weights(move_per_gib=0.0, tolerance=0.5)
     answer = solved(powered(loads, limit_w=240.0, weights=level))
 
-    assert answer.drawn[0][0] == 280.0
-    assert answer.drawn[0][1] <= 240.0
-    assert {s.to_machine for s in answer.steps} <= {"m2", "m3"}
-    assert {s.why for s in answer.steps} == {"power of dc1/msb1"}
-    assert all(s.power_gain > s.price for s in answer.steps)
-    assert solved(powered(loads, limit_w=300.0, weights=level)).steps == []
+    assert answer.watts[0][0] == 280.0
+    assert answer.watts[0][1] <= 240.0
+    assert {s.to_machine for s in answer.moves} <= {"m2", "m3"}
+    assert {s.why for s in answer.moves} == {"power of dc1/msb1"}
+    assert all(s.power_gain > s.price for s in answer.moves)
+    assert solved(powered(loads, limit_w=300.0, weights=level)).moves == []
 
 
 @pytest.mark.behaviour("RE6")
@@ -234,7 +234,7 @@ def test_a_place_that_bears_no_more_gets_no_tasks() -> None:
     """Relieving a hot machine does not overload the power of another place."""
     loads = [[3.0], [], [3.0, 3.0, 3.0], []]
 
-    assert {s.to_machine for s in solved(powered(loads, limit_w=230.0)).steps} == {"m3"}
+    assert {s.to_machine for s in solved(powered(loads, limit_w=230.0)).moves} == {"m3"}
 
 
 def test_the_gain_in_power_is_counted_as_measured_after() -> None:
@@ -243,4 +243,4 @@ def test_the_gain_in_power_is_counted_as_measured_after() -> None:
 
     assert score.before == pytest.approx(10.0 * 40.0 / 100.0)
     assert score.after == 0.0
-    assert sum(s.gain for s in answer.steps) == pytest.approx(answer.gain)
+    assert sum(s.gain for s in answer.moves) == pytest.approx(answer.gain)

@@ -12,9 +12,9 @@ from world import a_job
 
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.rebalancing import StackView
-from control_plane.rebalancer.core.language import read_model, toml_of, words_of
+from control_plane.rebalancer.core.language import describe_model, read_model, toml_of
 from control_plane.rebalancer.core.model import RegionModel
-from control_plane.rebalancer.core.region_language import in_language
+from control_plane.rebalancer.core.region_language import placement_model_of
 from tests.rebalancer_models import a_model
 
 pytestmark = pytest.mark.behaviour("MO16", "CP8")
@@ -77,10 +77,10 @@ def test_a_plan_proposes_what_the_report_counts() -> None:
 
 def test_a_region_is_a_model_of_the_small_language() -> None:
     """The model has claims, use, permitted machines and goals, as text and in TOML."""
-    model = in_language(a_model(3, 8, 40))
+    model = placement_model_of(a_model(3, 8, 40))
 
     assert read_model("\n".join(toml_of(model))) == model
-    words = words_of(model)
+    words = describe_model(model)
     assert words[0] == "40 objects in 8 containers."
     assert any(line.startswith("Dimension claimed cpu: ") for line in words)
     assert "Constraint: no container has more claimed memory in use than it offers." in words

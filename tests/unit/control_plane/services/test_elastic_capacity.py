@@ -25,7 +25,7 @@ from control_plane.api.job_life import JobLife, JobNotice
 from control_plane.api.jobs import JobSpec
 from control_plane.elastic import survey
 from control_plane.elastic.core.matching import OpenLoan
-from control_plane.elastic.lender import Lender, PoolNow
+from control_plane.elastic.lender import Lender, PoolState
 from control_plane.store.records import PROMISES
 from wire.errors import Busy
 
@@ -416,15 +416,37 @@ async def test_a_machine_that_was_used_between_two_matchings_is_not_idle_since_t
 
     await stopped()
     await world.until(lambda: "front" in lender.now)
-    before = {one.machine: one.idle_s for one in await lender._idle()}
+    before = {one.machine: one.idle_s for one in await lender._idle_machines()}
     await world.runtime.sleep(100)
     await world.cp.apply_job(a_job(1, limits=WHOLE))
     await world.stable("web")
     (used,) = [name for name, tasks in world.region.where().items() if tasks]
     await stopped()
-    after = {one.machine: one.idle_s for one in await lender._idle()}
+    after = {one.machine: one.idle_s for one in await lender._idle_machines()}
     assert len(before) == len(after) == 3
     assert {name for name, idle_s in after.items() if idle_s < 100} == {used}
+
+
+@pytest.mark.behaviour("BUG-CP134")
+@scenario(elastic=replace(APPLY, every_s=100_000), give_back_after_s=100_000)
+async def test_a_machine_that_is_used_during_a_matching_is_not_idle_since_before(
+    world: World,
+) -> None:
+    await world.set_up(quota=3, elastic=Elastic(lend_after_s=60))
+    lender = world.cp.elastic._lender
+    await world.until(lambda: "front" in lender.now)
+    first, *others = [machine.machine for machine in await lender._idle_machines()]
+    await world.runtime.sleep(100)
+
+    async def used() -> None:
+        lender.note_use([first])
+
+    lender._runtime = SimpleNamespace(now=world.runtime.now, checkpoint=used)
+    await lender._idle_machines()
+    lender._runtime = world.runtime
+    idle_s = {machine.machine: machine.idle_s for machine in await lender._idle_machines()}
+    assert idle_s[first] == 0
+    assert all(idle_s[machine] >= 100 for machine in others)
 
 
 @pytest.mark.behaviour("BUG-CP79")
@@ -435,10 +457,10 @@ def test_machines_that_return_count_for_owners_that_can_use_them_only(monkeypatc
     settings = SimpleNamespace(elastic=ElasticSettings())
     region = SimpleNamespace(settings=settings, runtime=runtime, broker=None)
     lender = Lender(SimpleNamespace(region=region, free=lambda: 0, owner_of=None), None)
-    monkeypatch.setattr(lender, "_left", lambda *_: None)
+    monkeypatch.setattr(lender, "_quota_left", lambda *_: None)
     spec = EntitlementSpec(machines=3, host_profile="web")
     lender.now = {
-        name: PoolNow(name, spec, 0, 0, 1, 0, frozenset({kind}))
+        name: PoolState(name, spec, 0, 0, 1, 0, frozenset({kind}))
         for name, kind in (("gpus", "gpu"), ("webs", "web"))
     }
     lender.short_since = dict.fromkeys(lender.now, 0.0)

@@ -16,7 +16,7 @@ from control_plane.api.jobs import JobSpec
 from control_plane.api.opportunistic import QueuedState, QueuedWork, WorkQueue, WorkRequest
 from control_plane.cli import main
 from control_plane.optimus.core import choosing
-from control_plane.optimus.core.choosing import chosen, in_order, job_of
+from control_plane.optimus.core.choosing import choose_work, in_order, job_of
 from control_plane.optimus.daemon import OptimusConfig, serve
 from control_plane.optimus.service import LATE_S, Optimus
 from control_plane.store import Put
@@ -74,7 +74,7 @@ async def until(world: World, optimus: Optimus, condition, within_s: float = 900
     ends = world.runtime.now() + within_s
     while not condition():
         assert world.runtime.now() < ends, optimus.queue()
-        await optimus.look()
+        await optimus.run_round()
         await world.runtime.sleep(5)
 
 
@@ -118,11 +118,11 @@ async def test_capacity_is_not_full_while_work_has_no_machine(world: World) -> N
     await lent_region(world)
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
-        await optimus.look()
+        await optimus.run_round()
         assert optimus.queue().capacity == "full"
         await optimus.submit("index", request("index", 2), "ann")
         assert optimus.queue().capacity == "absent"
-        await optimus.look()
+        await optimus.run_round()
         assert optimus.queue().capacity == "absent"
         await until(world, optimus, lambda: optimus.queue().capacity == "full")
         assert len(optimus._placed["index"]) == 2
@@ -161,7 +161,7 @@ async def test_an_owner_comes_first_and_the_work_runs_again_afterwards(world: Wo
         await world.cp.apply_job(a_job(3, limits=WHOLE))
         await world.stable("web", 400)
         assert world.runtime.now() - requested_at <= 300
-        await optimus.look()
+        await optimus.run_round()
         assert states(optimus) == {"index": QueuedState.RUNNING}
         await world.cp.stop_job("web")
         await until(world, optimus, lambda: world.cp.elastic.signal("batch").machines == 3, 1800)
@@ -198,7 +198,7 @@ async def test_the_queue_outlives_the_process_and_a_name_is_taken_once(world: Wo
         with pytest.raises(Conflict, match="of ann: waiting") as refused:
             await optimus.submit("index", request("index", priority=501), "ann")
         assert "twinectl work cancel index" in refused.value.hint
-        await optimus.look()
+        await optimus.run_round()
         again = await an_optimus(world, store)
         assert states(again) == {"index": QueuedState.RUNNING}
         await again.cancel("index")
@@ -214,12 +214,12 @@ async def test_a_job_that_only_has_the_name_of_work_is_left_alone(world: World) 
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
         await optimus.submit("index", request("index"), "ann")
-        await optimus.look()
+        await optimus.run_round()
         (waiting,) = optimus.queue().work
         assert waiting.state is QueuedState.WAITING
         assert waiting.reason == "entitlement front has a job index: the name is taken"
         again = await an_optimus(world, store)
-        await again.look()
+        await again.run_round()
         record = (await world.cp.get_job("index")).record
         assert (record.spec.entitlement, record.stopping) == ("front", False)
 
@@ -239,7 +239,7 @@ async def test_a_job_that_is_made_while_work_of_its_name_starts_is_left_alone(wo
             return await create(spec, is_new=is_new)
 
         optimus._api.apply_job = late
-        await optimus.look()
+        await optimus.run_round()
         (waiting,) = optimus.queue().work
         assert waiting.state is QueuedState.WAITING
         assert "there is a job 'index' already, in entitlement front" in waiting.reason
@@ -254,10 +254,10 @@ async def test_a_job_that_took_the_name_of_running_work_is_left_alone(world: Wor
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
         await optimus.submit("index", request("index"), "ann")
-        await optimus.look()
+        await optimus.run_round()
         assert states(optimus) == {"index": QueuedState.RUNNING}
         await world.cp.move_job("index", "front")
-        await optimus.look()
+        await optimus.run_round()
         assert states(optimus) == {"index": QueuedState.WAITING}
         await optimus.cancel("index")
         record = (await world.cp.get_job("index")).record
@@ -287,13 +287,13 @@ async def cancelled_during(world: World, call: str) -> None:
         await optimus.load()
         await optimus.submit("index", request("index"), "ann")
         held = HeldUp(front, call)
-        round_task = asyncio.create_task(optimus.look())
+        round_task = asyncio.create_task(optimus.run_round())
         await held.requested.wait()
         cancelling = asyncio.create_task(optimus.cancel("index"))
         await asyncio.sleep(1)
         held.answer.set()
         await asyncio.gather(round_task, cancelling)
-        await optimus.look()
+        await optimus.run_round()
         assert optimus.queue().work == []
         await world.until(lambda: is_gone(world, "index"), 300)
 
@@ -352,7 +352,7 @@ async def test_work_that_may_not_run_delays_no_other_work(world: World) -> None:
         await optimus.load()
         await optimus.submit("bad", request("bad"), "ann")
         await optimus.submit("good", request("good"), "ann")
-        await optimus.look()
+        await optimus.run_round()
         assert states(optimus) == {"bad": QueuedState.WAITING, "good": QueuedState.RUNNING}
         assert [one.reason for one in optimus.queue().work if one.name == "bad"] == [
             "optimus is not a host admin"
@@ -390,9 +390,9 @@ def test_a_start_that_comes_through_late_leaves_no_unfollowed_job(during: str) -
             await optimus.load()
             await optimus.submit("index", request("index", 1), "ann")
             with pytest.raises(Unreachable):
-                await optimus.look()
+                await optimus.run_round()
             front.get_job = not_yet
-            await optimus.look()
+            await optimus.run_round()
             front.apply_job = apply
             assert await is_gone(world, "index") or states(optimus)["index"] is QueuedState.RUNNING
             await until(world, optimus, lambda: world.cp.elastic.signal("batch").machines == 1)
@@ -425,7 +425,7 @@ def test_work_cancelled_before_its_late_start_leaves_no_job(restarts: bool) -> N
             await optimus.load()
             await optimus.submit("index", request("index", 1), "ann")
             with pytest.raises(Unreachable):
-                await optimus.look()
+                await optimus.run_round()
             await optimus.cancel("index")
             assert optimus.queue().work == []
             with pytest.raises(NotFound):
@@ -434,13 +434,13 @@ def test_work_cancelled_before_its_late_start_leaves_no_job(restarts: bool) -> N
                 await optimus.submit("index", request("index", 1), "ann")
             if restarts:
                 optimus = await an_optimus(world, store)
-            await optimus.look()
+            await optimus.run_round()
             await apply(sent.pop(), is_new=True)
             front.apply_job = apply
-            await optimus.look()
+            await optimus.run_round()
             await world.until(lambda: is_gone(world, "index"), 300)
             await world.runtime.sleep(LATE_S)
-            await optimus.look()
+            await optimus.run_round()
             assert (await store.list_prefix(WORK)).entries == ()
             assert (await optimus.submit("index", request("index", 1), "ann")).name == "index"
 
@@ -454,7 +454,7 @@ async def test_work_whose_start_was_answered_can_be_submitted_again_at_once(worl
     async with MemoryStore() as store:
         optimus = await an_optimus(world, store)
         await optimus.submit("index", request("index"), "ann")
-        await optimus.look()
+        await optimus.run_round()
         await optimus.cancel("index")
         assert (await store.list_prefix(WORK)).entries == ()
         assert (await optimus.submit("index", request("index"), "bob")).user == "bob"
@@ -468,7 +468,7 @@ async def test_one_damaged_piece_of_work_stops_no_other(world: World) -> None:
         optimus = await an_optimus(world, store)
         for name in ("good", "bad"):
             await optimus.submit(name, request(name), "ann")
-        await optimus.look()
+        await optimus.run_round()
         await store.txn({}, [Put(f"{WORK}bad", b"\x00 no record at all")])
 
         again = await an_optimus(world, store)
@@ -476,7 +476,7 @@ async def test_one_damaged_piece_of_work_stops_no_other(world: World) -> None:
         assert again.queue().damaged == ["bad"]
         with pytest.raises(Conflict, match="record of work 'bad' is damaged"):
             await again.submit("bad", request("bad"), "ann")
-        await again.look()
+        await again.run_round()
         assert not await is_gone(world, "bad")
         await again.cancel("bad")
         assert again.queue().damaged == []
@@ -495,7 +495,7 @@ def test_a_long_queue_is_sorted_once_in_a_round(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(choosing, "in_order", counted)
     queue = [work(f"w{i:03}", f"user{i % 3}") for i in range(300)]
-    start, stop = chosen(queue, {"user1": 200}, 100, 0.0)
+    start, stop = choose_work(queue, {"user1": 200}, 100, 0.0)
     assert (len(start), stop, len(sorted_)) == (100, [], 1)
     users = [one.user for one in queue if one.name in start]
     assert [users.count(f"user{i}") for i in range(3)] == [25, 50, 25]
@@ -507,7 +507,7 @@ async def test_an_entitlement_with_its_own_machines_is_refused(world: World) -> 
     async with MemoryStore() as store:
         optimus = Optimus(world.runtime, FrontEnd(world), store, "front", {}, ahead=2)
         with pytest.raises(Unprocessable, match="'front' is not only for best-effort work"):
-            await optimus.look()
+            await optimus.run_round()
 
 
 @pytest.mark.behaviour("BUG-UX119")
@@ -523,7 +523,7 @@ async def test_a_job_file_of_another_entitlement_is_refused(world: World) -> Non
 
 def test_users_take_turns_by_their_shares_and_what_they_used() -> None:
     queue = [work(f"a{n}", "ann") for n in range(6)] + [work(f"b{n}", "bob") for n in range(6)]
-    start, stop = chosen(queue, {"bob": 200}, 6, 0.0)
+    start, stop = choose_work(queue, {"bob": 200}, 6, 0.0)
     assert stop == []
     assert sum(name.startswith("b") for name in start) == 4
     used = [replace(queue[0], state=QueuedState.DONE, ended_at=0.0, machine_s=1000.0), *queue[1:]]
@@ -532,17 +532,17 @@ def test_users_take_turns_by_their_shares_and_what_they_used() -> None:
 
 def test_work_of_higher_priority_takes_the_place_of_lower_and_none_other_is_stopped() -> None:
     running = [work(f"r{n}", state=QueuedState.RUNNING) for n in range(2)]
-    same = chosen([*running, work("same")], {}, 2, 0.0)
+    same = choose_work([*running, work("same")], {}, 2, 0.0)
     assert same == ([], [])
-    start, stop = chosen([*running, work("urgent", priority=900)], {}, 2, 0.0)
+    start, stop = choose_work([*running, work("urgent", priority=900)], {}, 2, 0.0)
     assert start == ["urgent"]
     assert stop == ["r1"]
 
 
 def test_work_that_failed_waits_and_large_work_is_begun_alone() -> None:
-    assert chosen([work("again", retry_at=60.0)], {}, 5, 0.0) == ([], [])
-    assert chosen([work("again", retry_at=60.0)], {}, 5, 60.0) == (["again"], [])
-    assert chosen([work("large", tasks=100)], {}, 5, 0.0) == (["large"], [])
+    assert choose_work([work("again", retry_at=60.0)], {}, 5, 0.0) == ([], [])
+    assert choose_work([work("again", retry_at=60.0)], {}, 5, 60.0) == (["again"], [])
+    assert choose_work([work("large", tasks=100)], {}, 5, 0.0) == (["large"], [])
 
 
 def test_its_jobs_are_in_its_entitlement_and_do_not_restart_by_themselves() -> None:

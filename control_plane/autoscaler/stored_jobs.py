@@ -1,4 +1,4 @@
-"""What the autoscaler stores: one value of at most 14 KB for each job, in a store of its own."""
+"""Stores the state of autoscaled jobs in the autoscaler's own store: at most 14 KB for each job."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class StoredSizing(msgspec.Struct, frozen=True, kw_only=True):
     """`LoadHistory.to_bytes`."""
     state: SizingState = SizingState()
     signal: str = ""
-    """What the history measures: signal and query; if they change it begins again."""
+    """Signal and query of the history; if they change, a new history begins."""
     seen_at: float = 0.0
     """When the job was last listed."""
     last: Recommendation | None = None
-    """Shown to users until the next evaluation."""
+    """The last recommendation, which users see until the next evaluation."""
 
 
-class KeptJob(msgspec.Struct, kw_only=True):
-    """One job in memory."""
+class AutoscaledJob(msgspec.Struct, kw_only=True):
+    """The state of one autoscaled job in memory; fields as in `StoredSizing`."""
 
     sizing: JobSizing = msgspec.field(default_factory=JobSizing)
     signal: str = ""
@@ -43,45 +43,49 @@ class KeptJob(msgspec.Struct, kw_only=True):
     last: Recommendation | None = None
 
 
-async def load(store: Store) -> dict[str, KeptJob]:
-    """Return the stored jobs. A value that cannot be read is left out: its job begins again."""
-    found, after = dict[str, KeptJob](), ""
+async def load(store: Store) -> dict[str, AutoscaledJob]:
+    """Return the stored jobs. A value that cannot be read is left out: its history begins again."""
+    jobs, after = dict[str, AutoscaledJob](), ""
     while True:
         entries = (await store.list_prefix(PREFIX, after, PAGE)).entries
         for entry in entries:
             job, after = entry.key.removeprefix(PREFIX), entry.key
             try:
-                found[job] = _kept(entry.value)
+                jobs[job] = _decoded(entry.value)
             except (msgspec.DecodeError, ValueError) as e:
                 extra = {"job": job, "reason": str(e)}
                 log.warning("stored history is damaged or newer; a new history begins", extra=extra)
         if len(entries) < PAGE:
-            return found
+            return jobs
 
 
-def _kept(data: bytes) -> KeptJob:
+def _decoded(data: bytes) -> AutoscaledJob:
     stored = msgspec.msgpack.decode(data, type=StoredSizing)
     if stored.schema > SCHEMA:
         raise ValueError(f"schema {stored.schema} is newer than {SCHEMA}")
     sizing = JobSizing(LoadHistory.from_bytes(stored.history), stored.state)
-    return KeptJob(sizing=sizing, signal=stored.signal, seen_at=stored.seen_at, last=stored.last)
+    return AutoscaledJob(
+        sizing=sizing, signal=stored.signal, seen_at=stored.seen_at, last=stored.last
+    )
 
 
-async def save(store: Store, changed: Mapping[str, KeptJob], gone: Iterable[str] = ()) -> None:
-    """Store jobs, and drop others, in several transactions. This process is the only writer."""
-    operations: list[Operation] = [Put(PREFIX + j, encoded(kept)) for j, kept in changed.items()]
-    operations += [Delete(PREFIX + job) for job in gone]
+async def save(
+    store: Store, changed: Mapping[str, AutoscaledJob], deleted: Iterable[str] = ()
+) -> None:
+    """Store jobs and delete others, in several transactions. This process is the only writer."""
+    operations: list[Operation] = [Put(PREFIX + n, encoded(job)) for n, job in changed.items()]
+    operations += [Delete(PREFIX + name) for name in deleted]
     for first in range(0, len(operations), ROWS_MAX):
         await store.txn({}, operations[first : first + ROWS_MAX])
 
 
-def encoded(kept: KeptJob) -> bytes:
-    """Return a job as it is stored."""
+def encoded(job: AutoscaledJob) -> bytes:
+    """Return the stored form of a job."""
     stored = StoredSizing(
-        history=kept.sizing.history.to_bytes(),
-        state=kept.sizing.state,
-        signal=kept.signal,
-        seen_at=kept.seen_at,
-        last=kept.last,
+        history=job.sizing.history.to_bytes(),
+        state=job.sizing.state,
+        signal=job.signal,
+        seen_at=job.seen_at,
+        last=job.last,
     )
     return msgspec.msgpack.encode(stored)
