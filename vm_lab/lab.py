@@ -281,11 +281,18 @@ class Lab:
 
     @contextlib.contextmanager
     def _all_suspended(self, machines: Sequence[LabMachine]) -> Iterator[None]:
-        on_each(machines, lambda m: self.domains.suspend(m.name))
+        """Suspend all machines meanwhile; if one cannot be suspended, the others run on."""
+        suspended: list[LabMachine] = []
+
+        def suspend(machine: LabMachine) -> None:
+            self.domains.suspend(machine.name)
+            suspended.append(machine)
+
         try:
+            on_each(machines, suspend)
             yield
         finally:
-            on_each(machines, lambda m: self.domains.resume(m.name))
+            on_each(suspended, lambda m: self.domains.resume(m.name))
 
     def _replace_snapshot(self, machine: str, snapshot: str) -> None:
         if self.domains.has_snapshot(machine, snapshot):
