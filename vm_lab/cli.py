@@ -212,6 +212,8 @@ def power_on(lab: Lab, machine: str) -> None:
 )
 def control_plane(lab: Lab, what: str, config: Path | None) -> None:
     """Stop, start or freeze the lab's control plane; machines are not changed."""
+    if config is not None and what != "start":
+        raise click.UsageError(f"--config is for `start`, not for `{what}`")
     control = lab.control
     steps = {
         "stop": control.stop,

@@ -68,6 +68,8 @@ class LabPaths:
         self.control_plane = self.state / "control-plane.json"
         self.control_plane_state = self.state / "control-plane"
         self.control_plane_config = self.state / "control-plane.toml"
+        self.control_plane_started_config = self.state / "control-plane-started.toml"
+        """What the control plane was last started with."""
         self.control_plane_log = self.state / "control-plane.log"
         self.web_console = self.state / "web-console.json"
         """The process of `twinectl ui` that runs on after the demo."""
