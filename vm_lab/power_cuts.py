@@ -26,6 +26,7 @@ from vm_lab.image.build import BUSYBOX as OUR_BUSYBOX
 from vm_lab.lab import Lab, UpOptions
 from vm_lab.progress import PATIENCE_S, wait_until
 from vm_lab.promises import LabPromises
+from vm_lab.state import DAMAGED
 
 MACHINE = "m1"
 TASKS = 5
@@ -108,10 +109,7 @@ class PowerCuts:
         self.machine = lab.machine(MACHINE)
         self.say = lab.progress.say
         self.file = lab.paths.state / "power-cuts.json"
-        self.series = Cuts(seed=seed)
-        with contextlib.suppress(FileNotFoundError):
-            held = msgspec.json.decode(self.file.read_bytes(), type=Cuts)
-            self.series = held if held.seed == seed else self.series
+        self.series = saved_series(self.file, seed)
         self._generation = 0
 
     def prepare(self) -> None:
@@ -259,6 +257,17 @@ class PowerCuts:
             else:
                 await guest.do("no-image", image=chance.choice(images))
             await asyncio.sleep(chance.uniform(0.0, 1.0))
+
+
+def saved_series(file: Path, seed: int) -> Cuts:
+    """Return the series in a file if it has this seed, else a new one."""
+    try:
+        saved = msgspec.json.decode(file.read_bytes(), type=Cuts)
+    except FileNotFoundError:
+        return Cuts(seed=seed)
+    except DAMAGED as e:
+        raise LabError(f"cannot use {file}: {e}", hint="remove it to begin a new series") from e
+    return saved if saved.seed == seed else Cuts(seed=seed)
 
 
 def table(series: Cuts) -> str:

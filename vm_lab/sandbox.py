@@ -295,7 +295,7 @@ def remove_mount_points(state_root: Path) -> None:
     record = state_root / "made-folders.json"
     if not record.exists() or any(p.is_dir() for p in state_root.iterdir()):
         return
-    for place in map(Path, msgspec.json.decode(record.read_bytes(), type=list[str])):
+    for place in map(Path, _made_folders(record)):
         with contextlib.suppress(FileNotFoundError):  # the removal of another lab may be faster
             if not any(place.iterdir()):
                 place.rmdir()
@@ -307,9 +307,15 @@ def _make_mount_point(place: Path, state_root: Path) -> None:
     if place.exists():
         return
     record = state_root / "made-folders.json"
-    made = msgspec.json.decode(record.read_bytes(), type=list[str]) if record.exists() else []
-    record.write_bytes(msgspec.json.encode([*made, str(place)]))
-    place.mkdir(parents=True)
+    record.write_bytes(msgspec.json.encode([*_made_folders(record), str(place)]))
+    place.mkdir(parents=True, exist_ok=True)  # another lab may be faster
+
+
+def _made_folders(record: Path) -> list[str]:
+    """Return the folders that labs made on the host; a damaged record names none."""
+    with contextlib.suppress(FileNotFoundError, *DAMAGED):
+        return msgspec.json.decode(record.read_bytes(), type=list[str])
+    return []
 
 
 def _host_uuid() -> str:

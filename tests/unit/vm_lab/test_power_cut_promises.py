@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
+from vm_lab.errors import LabError
 from vm_lab.guest_requests import Done, Order
-from vm_lab.power_cuts import Cut, Cuts, table
+from vm_lab.power_cuts import Cut, Cuts, saved_series, table
 from vm_lab.promises import LabPromises
 
 
@@ -72,3 +76,22 @@ def test_the_table_counts_cuts_and_orders() -> None:
     output = table(Cuts(seed=4, cuts=[cut]))
     assert "| 1 | 2.5 s | 7 | task t | 20 s | 3 s | as promised, fsck clean |" in output
     assert "1 cuts (seed 4), 1 clean; 7 orders acknowledged before them, 1 under way." in output
+
+
+def test_a_series_of_cuts_continues_only_with_its_seed(tmp_path: Path) -> None:
+    file = tmp_path / "power-cuts.json"
+    assert saved_series(file, 1) == Cuts(seed=1)
+    cut = Cut(number=1, after_s=1, acknowledged=2, open=[], boot_s=3, rest_s=4, wrong=[])
+    file.write_bytes(msgspec.json.encode(Cuts(seed=1, cuts=[cut])))
+    assert saved_series(file, 1).cuts == [cut]
+    assert saved_series(file, 2).cuts == []
+
+
+@pytest.mark.behaviour("BUG-LB12")
+def test_a_damaged_series_of_cuts_is_one_error(tmp_path: Path) -> None:
+    """Formerly it was a traceback."""
+    file = tmp_path / "power-cuts.json"
+    file.write_bytes(b"")
+    with pytest.raises(LabError, match=r"cannot use .*power-cuts\.json") as error:
+        saved_series(file, 1)
+    assert "new series" in error.value.hint
