@@ -33,7 +33,7 @@ from vm_lab.region.network import SimulatedNetwork
 from vm_lab.region.plane import Plane, PlaneLife
 from vm_lab.region.scenario import Scenario
 from vm_lab.region.stores import SimulatedDisk
-from vm_lab.region.story import Fault, draw
+from vm_lab.region.story import Fault, check_targets, draw
 from vm_lab.region.topology import MachinePlace
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ def run_seed(
     has the relevant events.
     """
     scenario = of_seed(scenario, seed)
-    events = list(draw(scenario, seed) if story is None else story)
+    events = draw(scenario, seed) if story is None else check_targets(story, scenario)
     with _quiet():
         began = time.process_time()
         region = SimulatedRegion(scenario, seed, passed)

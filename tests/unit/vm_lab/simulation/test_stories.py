@@ -17,7 +17,7 @@ from vm_lab.region.outcomes import FAULTS
 from vm_lab.region.run import seeds_of
 from vm_lab.region.scenario import Controller
 from vm_lab.region.shrink import fewer, milder
-from vm_lab.region.story import Fault, draw, read, write
+from vm_lab.region.story import Fault, check_targets, draw, read, write
 from wire.errors import ConfigError, InvalidInput, NotFound
 
 
@@ -127,3 +127,70 @@ def test_unknown_settings_of_a_scenario_are_reported(settings: str, reason: str)
         scenario.parse(f'says = "x"\n[settings]\n{settings}\n', "mine")
     known = scenario.parse('says = "x"\n[settings]\ncapacity_loss_tasks = 3\n', "mine").settings
     assert msgspec.convert(known, SchedulerSettings).capacity_loss_tasks == 3
+
+
+@pytest.mark.behaviour("BUG-LB14")
+@pytest.mark.parametrize(
+    "event",
+    [
+        *("resize job:job99", "resize machine:m00", "cut machine:nope", "cut store:main"),
+        *(
+            "store-full store:nope",
+            "store-full job:job0",
+            "role-kill role:core",
+            "plane-kill job:x",
+        ),
+    ],
+)
+def test_an_event_with_a_target_that_the_region_lacks_is_refused(event: str) -> None:
+    """Formerly it struck nothing or the main store, or the region ended with a `KeyError`."""
+    chosen = scenario.load("everything")
+    with pytest.raises(InvalidInput, match=event):
+        check_targets(read(f"1.0s {event} 5.0s\n"), chosen)
+    with pytest.raises(InvalidInput, match=event):
+        draw(msgspec.structs.replace(chosen, story=[f"1.0s {event} 5.0s"]), 1)
+
+
+@pytest.mark.behaviour("BUG-LB14")
+@pytest.mark.parametrize("name", scenario.names())
+def test_every_drawn_event_has_a_target_in_its_region(name: str) -> None:
+    for seed in range(1, 4):
+        chosen = of_seed(scenario.load(name), seed)
+        story = draw(chosen, seed)
+        assert check_targets(story, chosen) == story
+
+
+@pytest.mark.behaviour("BUG-LB14")
+def test_a_drawn_event_of_machines_may_have_a_job_as_its_target() -> None:
+    """Formerly `where = ["job"]` gave the target `job:None`."""
+    text = 'says = "x"\n[[faults]]\nkind = "cut"\nper_hour = 60\nwhere = ["job"]\n'
+    story = draw(scenario.parse(text, "mine"), 1)
+    assert story
+    assert {fault.target.rstrip("0123456789") for fault in story} == {"job:job"}
+
+
+@pytest.mark.behaviour("BUG-LB14")
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("[work]\ntasks = [8, 2]", "work.tasks"),
+        ("[work]\ntasks = [-1, 2]", r"work.tasks"),
+        ('[[faults]]\nkind = "cut"\nper_hour = 1\nseconds = [9, 3]', "faults[0].seconds"),
+        ('[[faults]]\nkind = "cut"\nper_hour = 1\nseconds = [-9, 3]', "faults[0].seconds"),
+        ('[[faults]]\nkind = "cut"\nper_hour = 1\nwhere = ["node"]', "faults[0].where"),
+        ('[[faults]]\nkind = "cut"\nper_hour = 1\nwhere = []', "faults[0].where"),
+        ('[[faults]]\nkind = "cut"\nper_hour = 1\nwhere = ["store"]', "faults[0].where"),
+    ],
+)
+def test_bounds_and_targets_of_a_scenario_are_checked(text: str, field: str) -> None:
+    """Formerly they ended in a traceback, made time go backwards, or struck nothing."""
+    with pytest.raises(ConfigError) as caught:
+        scenario.parse(f'says = "x"\n{text}\n', "mine")
+    assert any(error.field.startswith(field) for error in caught.value.errors), caught.value
+
+
+@pytest.mark.behaviour("BUG-LB14")
+def test_a_deeply_nested_scenario_is_one_error() -> None:
+    """Formerly it was a traceback."""
+    with pytest.raises(ConfigError, match="no TOML"):
+        scenario.parse(f"story = {'[' * 5000}\n", "mine")
