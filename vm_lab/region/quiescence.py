@@ -17,12 +17,13 @@ from control_plane.profiles.core.gradual import is_under_way
 from control_plane.roles import ControlPlane
 from vm_lab.region.checker import is_profile_of
 from vm_lab.region.intent_checker import at_rest
-from vm_lab.region.machine import SimulatedMachine
+from vm_lab.region.machine import Copy, SimulatedMachine
 from vm_lab.region.owners import expected
 from vm_lab.region.topology import usable_bytes
 from wire.errors import NotFound, TwineError
 
 if TYPE_CHECKING:
+    from vm_lab.region.clients import Owned
     from vm_lab.region.seed import SimulatedRegion
 
 
@@ -235,9 +236,8 @@ def _copies(
         for task, copy in machine.copies.items():
             running.setdefault(task, []).append(machine.name)
             job = copy.spec.job or task.rpartition("-")[0]
-            owned = region.clients.jobs[job]
-            is_old = owned.granted is not None and copy.runs != owned.runs and not owned.intents
-            if copy.alive and is_old and job not in bound:
+            owned = region.clients.jobs.get(job)  # None: a job of best-effort work
+            if owned is not None and job not in bound and _runs_older_image(copy, owned):
                 found.append(f"{task} on {machine.name} runs an older image")
             if not copy.alive:
                 found.append(f"{task} on {machine.name} is {copy.state}")
@@ -248,6 +248,12 @@ def _copies(
                 f"{task} is recorded on {placed.get(task, 'no machine')} and there on"
                 f" {', '.join(where) or 'none'}"
             )
+
+
+def _runs_older_image(copy: Copy, owned: Owned) -> bool:
+    return (
+        copy.alive and owned.granted is not None and not owned.intents and copy.runs != owned.runs
+    )
 
 
 async def _record(control_plane: ControlPlane, name: str) -> JobRecord | None:

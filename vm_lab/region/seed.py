@@ -83,7 +83,7 @@ class SeedOutcome:
     story_at: float = 0.0
     """When the story began."""
     settle_s: float = 0.0
-    """Seconds from the end of the last fault until the region was at rest."""
+    """Seconds from the end of the last fault until the region was at rest, or the run ended."""
 
     @property
     def ok(self) -> bool:
@@ -126,7 +126,8 @@ class SimulatedRegion:
         """Further figures of the outcome."""
         self.more_unsettled: Callable[[], list[str]] = list
         """Returns further reasons why the region is not at rest."""
-        self.rested_at = 0.0
+        self.rested_at: float | None = None
+        """Since when the region has been at rest after the story; None: it is not."""
         self.faults_end = 0.0
         self._reasons: list[str] = []
         self._rested_since: float | None = None
@@ -256,7 +257,7 @@ class SimulatedRegion:
         for machine in self.machines.values():
             machine.power_on()
             machine.reach_changed()
-        self._rested_since = None
+        self.rested_at = None
         self.timeline.after(1.0, self._look, self.plane.finish, self.scenario.settle_minutes * 60)
 
     # -- rest
@@ -365,7 +366,7 @@ def run_seed(
         samples=region.samples,
         refused=region.clients.refused,
         story_at=region.story_at,
-        settle_s=max(0.0, region.rested_at - region.faults_end),
+        settle_s=max(0.0, (region.rested_at or region.timeline.now) - region.faults_end),
     )
 
 

@@ -34,7 +34,7 @@ def shrink(scenario: Scenario, seed: int, outcome: SeedOutcome, runs: int = 150)
             return True
         return False
 
-    last = max((v.at for v in outcome.violations if v.rule == rule), default=0.0)
+    last = max(v.at for v in outcome.violations if v.rule == rule) - outcome.story_at
     story = [fault for fault in outcome.story if fault.at <= last]
     if len(story) == len(outcome.story) or not breaks(story):
         story = list(outcome.story)

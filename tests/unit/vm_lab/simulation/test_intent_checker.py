@@ -197,3 +197,17 @@ def test_a_job_that_is_stopped_and_recreated_may_be_absent_in_between(world: Wor
     clients.stop_job("web")
     clients.apply_job(SPEC)
     assert not clients.has_settled("web")
+
+
+@pytest.mark.behaviour("BUG-LB15")
+def test_a_leftover_task_of_best_effort_work_is_a_reason_for_unrest(world: World) -> None:
+    """Formerly the check ended with a `KeyError`, and the region named no reason."""
+    machine = world.region.machines["m07"]
+    machine.images.add(IMAGE)
+    spec = api.TaskSpec(generation=1, epoch=1, image=IMAGE, command=["x"], job="work0")
+    agent.put_task(machine, "work0-0", replace(spec, limits=api.Limits(memory_max_bytes=1 << 20)))
+    reasons: list[str] = []
+    quiescence._copies(world.region, dict(WHERE), set(), reasons)
+    assert [r for r in reasons if "work0" in r] == [
+        "work0-0 is recorded on no machine and there on m07"
+    ]

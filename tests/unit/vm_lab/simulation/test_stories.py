@@ -8,15 +8,18 @@ import msgspec
 import pytest
 
 from control_plane.api.settings import SchedulerSettings
-from vm_lab.region import scenario
+from control_plane.roles import ControlPlane
+from vm_lab.region import quiescence, scenario
 from vm_lab.region.applications import KINDS as APPLICATION_KINDS
+from vm_lab.region.checker import Violation
 from vm_lab.region.composed import MEET_S, of_seed
 from vm_lab.region.faults import _STRIKES
 from vm_lab.region.kinds import INSTANT, KINDS
 from vm_lab.region.outcomes import FAULTS
 from vm_lab.region.run import seeds_of
 from vm_lab.region.scenario import Controller
-from vm_lab.region.shrink import fewer, milder
+from vm_lab.region.seed import SeedOutcome, SimulatedRegion, run_seed
+from vm_lab.region.shrink import fewer, milder, shrink
 from vm_lab.region.story import Fault, check_targets, draw, read, write
 from wire.errors import ConfigError, InvalidInput, NotFound
 
@@ -194,3 +197,41 @@ def test_a_deeply_nested_scenario_is_one_error() -> None:
     """Formerly it was a traceback."""
     with pytest.raises(ConfigError, match="no TOML"):
         scenario.parse(f"story = {'[' * 5000}\n", "mine")
+
+
+@pytest.mark.behaviour("BUG-LB15")
+def test_the_first_shorter_story_has_no_event_after_the_violation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Formerly times since the start of the run and of the story were compared."""
+    tried: list[list[Fault]] = []
+
+    def run(_chosen: object, _seed: int, story: list[Fault]) -> SeedOutcome:
+        tried.append(story)
+        return outcome
+
+    story = a_story(4)  # at 0, 20, 40 and 60 s
+    outcome = SeedOutcome(
+        "quiet", 1, story, [Violation("rest", 130.0, "")], "", 0, 0, 0.0, 0.0, 1, story_at=100.0
+    )
+    monkeypatch.setattr("vm_lab.region.shrink.run_seed", run)
+    shrink(scenario.load("quiet"), 1, outcome)
+    assert [fault.at for fault in tried[0]] == [0.0, 20.0]
+
+
+@pytest.mark.behaviour("BUG-LB15")
+def test_a_region_that_never_rests_is_not_reported_at_rest_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Formerly `settle_s` was 0, which `region run` printed as the time until rest."""
+    unsettled = quiescence.unsettled
+
+    async def never(region: SimulatedRegion, control_plane: ControlPlane) -> list[str]:
+        return ["never"] if region.story_at else await unsettled(region, control_plane)
+
+    monkeypatch.setattr(quiescence, "unsettled", never)
+    tables = "[shape]\nmachines = 4\n[work]\njobs = 1\n"
+    chosen = scenario.parse(f'says = "x"\nminutes = 0.5\nsettle_minutes = 1\n{tables}', "mine")
+    outcome = run_seed(chosen, 1, [])
+    assert [v.rule for v in outcome.violations] == ["rest"]
+    assert outcome.settle_s >= 60.0
