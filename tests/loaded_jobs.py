@@ -156,15 +156,15 @@ class LoadedJobs:
         record, tasks = size.status.record, size.tasks
         name, was = record.name, record.spec.tasks
         owned = self._region.clients.jobs[name]
-        asked, granted = owned.asked, owned.granted
+        asked, granted = owned.requested, owned.granted
         if asked is None or granted is None or life.control_plane is None:
             return "the job stops"
-        owned.asked = replace(asked, tasks=min(was, tasks))
-        owned.most = max(owned.most, tasks)
+        owned.requested = replace(asked, tasks=min(was, tasks))
+        owned.largest_size = max(owned.largest_size, tasks)
         try:
             await life.control_plane.intents.size(name, size_change(size), "autoscaler")
         except TwineError as e:
-            owned.asked = asked
+            owned.requested = asked
             return str(e)
         self.resizes.append((self._region.timeline.now, name, was, tasks))
         self.observe(name, tasks)
@@ -172,7 +172,7 @@ class LoadedJobs:
 
     def release(self, job: str, digest: str, tasks: int) -> None:
         """Apply the job file with a new image, and with the `tasks` of the owner's file."""
-        asked = self._region.clients.jobs[job].asked
+        asked = self._region.clients.jobs[job].requested
         if asked is not None:
             self._region.plane.images.add(digest)
             self._region.setting.known_images.add(digest)
@@ -181,10 +181,10 @@ class LoadedJobs:
     def observe(self, job: str, tasks: int) -> None:
         """Record the current size of a job, also if the answer to its resize was lost."""
         owned = self._region.clients.jobs.get(job)
-        if owned is None or owned.asked is None or owned.granted is None:
+        if owned is None or owned.requested is None or owned.granted is None:
             return
-        if (owned.asked.tasks, owned.granted.tasks) != (tasks, tasks):
-            owned.asked = replace(owned.asked, tasks=tasks)
+        if (owned.requested.tasks, owned.granted.tasks) != (tasks, tasks):
+            owned.requested = replace(owned.requested, tasks=tasks)
             owned.granted = replace(owned.granted, tasks=tasks)
 
 

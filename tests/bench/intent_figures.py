@@ -192,7 +192,7 @@ def serving(region: SimulatedRegion) -> Counter[str]:
     """Return the number of jobs that serve, all tasks, the old ones, and machines held."""
     copies = list(alive(region))
     well = {c.task_id.rpartition("-")[0] for c in copies if c.health is Health.HEALTHY}
-    held = sum(1 for standing in region.checker.standings.values() if standing.entitlement)
+    held = sum(1 for checked in region.checker.machines.values() if checked.entitlement)
     old = sum(1 for copy in copies if not int(copy.runs[11:15], 16))
     return Counter({"serving": len(well), "tasks": len(copies), "old": old, "machines": held})
 

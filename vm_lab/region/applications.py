@@ -176,7 +176,9 @@ class Applications:
                 if acknowledged[task].kind == "used":
                     del acknowledged[task]
 
-    def taken(self, job: str, voluntary: Mapping[str, str], left: Collection[str]) -> None:
+    def check_taken_down(
+        self, job: str, voluntary: Mapping[str, str], left: Collection[str]
+    ) -> None:
         """Check the tasks that were taken down on purpose; `left` are still listed.
 
         `voluntary` maps each task to its machine.
@@ -212,7 +214,7 @@ class Applications:
                     f"{application.job} {task} {other}",
                 )
 
-    def overdue(self, machine: str, jobs: Collection[str], announced_at: float) -> None:
+    def check_notice(self, machine: str, jobs: Collection[str], announced_at: float) -> None:
         """Check at a deadline that every controller with tasks there got a notice."""
         for job in sorted(jobs):
             application = self.of.get(job)

@@ -189,14 +189,14 @@ class BestEffortWork:
     def _check_lent(self, machine: SimulatedMachine, copy: Copy) -> None:
         """Check that a task of the work runs on a machine that is lent to its entitlement."""
         now, key = self.region.timeline.now, (machine.name, copy.task_id)
-        standing = self.region.checker.standings[machine.name]
-        if standing.entitlement == OWNER and standing.loan is not None:
+        checked = self.region.checker.machines[machine.name]
+        if checked.entitlement == OWNER and checked.loan is not None:
             self._misplaced.pop(key, None)
             return
         since = self._misplaced.setdefault(key, now)
         is_undisturbed = now - self.region.checker.undisturbed_since
         if min(now - since, is_undisturbed) > RETURNED_S:
-            text = f"{copy.task_id} runs on {machine.name}, of {standing.entitlement or 'none'}"
+            text = f"{copy.task_id} runs on {machine.name}, of {checked.entitlement or 'none'}"
             self.region.checker.violate("opportunistic", text, copy.task_id)
 
     def _unsettled(self) -> list[str]:

@@ -107,14 +107,14 @@ class DeliveredJobs:
             await cp.intents.size(job, request, "user:scaler")
             self._sizing.pop(job, None)
 
-        self._expect(job, self._region.clients.jobs[job].asked, tasks)
+        self._expect(job, self._region.clients.jobs[job].requested, tasks)
         self._ask(ask)
 
     def _expect(self, job: str, asked: JobSpec | None, tasks: int) -> None:
         """Allow a job to have only `tasks` tasks: a write of its size is under way."""
         if asked is not None:
             owned = self._region.clients.jobs[job]
-            owned.asked = replace(asked, tasks=min(asked.tasks, tasks))
+            owned.requested = replace(asked, tasks=min(asked.tasks, tasks))
 
     def release(self, job: str, kind: str) -> str:
         """Make a new image of a job: `good`, `wrong` (its gate fails) or `ill` (never healthy)."""
@@ -129,7 +129,7 @@ class DeliveredJobs:
             self.wrong[digest] = job
         owned = region.clients.jobs[job]
         if owned.granted is not None:
-            owned.requests = (*owned.requests, replace(owned.granted, image=digest))
+            owned.all_requested = (*owned.all_requested, replace(owned.granted, image=digest))
         self.newest[job] = digest
         region.history.note(f"image {digest[7:11]} of {job} is {kind}")
         return digest
@@ -156,7 +156,7 @@ class DeliveredJobs:
         tasks = {
             copy.task_id
             for name, machine in region.machines.items()
-            if machine.on and region.checker.standings[name].sound
+            if machine.on and region.checker.machines[name].responsive
             for copy in machine.copies.values()
             if copy.alive and copy.wanted and copy.runs == image
         }
@@ -183,14 +183,17 @@ class DeliveredJobs:
     def job_read(self, record: JobRecord) -> None:
         """Record a job's current image and size as granted: owners write neither here."""
         owned = self._region.clients.jobs[record.name]
-        if owned.granted is None or owned.asked is None:
+        if owned.granted is None or owned.requested is None:
             return
         owned.granted = replace(owned.granted, image=record.spec.image, tasks=record.spec.tasks)
         self._expect(record.name, owned.granted, size_of(record).wanted)
         life, tasks = self._sizing.get(record.name, (0, 0))
         if life == self._region.plane.lives:
-            self._expect(record.name, owned.asked, tasks)
-        owned.most, owned.runs = max(owned.most, record.spec.tasks), record.spec.image
+            self._expect(record.name, owned.requested, tasks)
+        owned.largest_size, owned.expected_image = (
+            max(owned.largest_size, record.spec.tasks),
+            record.spec.image,
+        )
 
     # -- the conveyor
 

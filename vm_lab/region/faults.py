@@ -237,7 +237,7 @@ def _plane_clock(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def _resize(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    spec = region.clients.jobs[fault.name].asked
+    spec = region.clients.jobs[fault.name].requested
     if spec is not None:
         fewest, most = region.scenario.work.tasks
         tasks = round(fewest + fault.value * (most - fewest))
@@ -246,18 +246,18 @@ def _resize(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 def _release(region: SimulatedRegion, fault: Fault, _: int) -> None:
     owned = region.clients.jobs[fault.name]
-    if owned.asked is not None:
+    if owned.requested is not None:
         number = int(fault.name.removeprefix("job"))
         region.releases[number] = region.releases.get(number, 0) + 1
         digest = image(number, region.releases[number])
         region.plane.images.add(digest)
         region.setting.known_images.add(digest)
-        region.clients.apply_job(replace(owned.asked, image=digest))
+        region.clients.apply_job(replace(owned.requested, image=digest))
 
 
 def _stop_job(region: SimulatedRegion, fault: Fault, _: int) -> None:
     name = fault.name
-    spec = region.clients.jobs[name].asked
+    spec = region.clients.jobs[name].requested
     if spec is not None:
         region.clients.stop_job(name)
         region.timeline.after(fault.seconds, region.clients.apply_job, spec)
@@ -278,7 +278,7 @@ def _controller(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def _twice(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    spec = region.clients.jobs[fault.name].asked
+    spec = region.clients.jobs[fault.name].requested
     if spec is not None:
         region.clients.apply_job(spec)
 
@@ -301,15 +301,15 @@ def _drain(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
     def announced() -> None:
         # from the time of the request: the answer arrives later
-        region.checker.budgets.drained(names, asked_at + deadline)
+        region.checker.budgets.maintenance_announced(names, asked_at + deadline)
 
     def ended() -> None:
-        region.checker.budgets.undrained(names)
+        region.checker.budgets.maintenance_cancelled(names)
 
-    region.clients.want(ClientRequest(about, f"drain {' '.join(names)}", announce, announced))
+    region.clients.submit(ClientRequest(about, f"drain {' '.join(names)}", announce, announced))
     region.timeline.after(
         fault.seconds,
-        region.clients.want,
+        region.clients.submit,
         ClientRequest(about, f"undrain {' '.join(names)}", end, ended),
     )
 

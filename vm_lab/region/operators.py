@@ -60,7 +60,7 @@ class OperatorPlan:
 
     def _want(self, text: str, ask: object, granted: object) -> None:
         request = ClientRequest(f"plan {self._name}", text, ask, granted)  # type: ignore[arg-type]
-        self._region.clients.want(request)
+        self._region.clients.submit(request)
 
     async def _accept(self, cp: ControlPlane) -> None:
         self._asked_at = self._region.timeline.now
@@ -74,7 +74,7 @@ class OperatorPlan:
         self._region.timeline.after(LOOK_S, self._look)
         if self._request.work is Work.KERNEL and self._request.deadline_s is not None:
             deadline = self._asked_at + self._request.deadline_s
-            self._region.checker.budgets.drained(self._machines, deadline)
+            self._region.checker.budgets.maintenance_announced(self._machines, deadline)
         if self._request.work is Work.SWITCH:
             self._region.timeline.after(self._request.deadline_s or 0.0, self._replace_switch)
 
@@ -98,7 +98,7 @@ class OperatorPlan:
         if view is None or view.plan.ended is not None:
             return
         open_waves = [w for w in view.waves if w.state is WaveState.ANNOUNCED]
-        self._region.checker.budgets.waves(self._name, len(open_waves), self._request.work)
+        self._region.checker.budgets.check_waves(self._name, len(open_waves), self._request.work)
         for name in (name for wave in open_waves for name in wave.ready):
             machine = self._region.machines[name]
             if self._request.work is not Work.SWITCH and name not in self._rebooted and machine.on:
@@ -112,7 +112,7 @@ class OperatorPlan:
 
     async def _cancel(self, cp: ControlPlane) -> None:
         if self._request.work is Work.KERNEL and self._request.deadline_s is not None:
-            self._region.checker.budgets.undrained(self._machines)
+            self._region.checker.budgets.maintenance_cancelled(self._machines)
         if cp.maintenance.show(self._name).plan.ended is None:
             await cp.maintenance.cancel(self._name)
 
@@ -170,4 +170,4 @@ def move_entitlement(region: SimulatedRegion, _: Fault, number: int) -> None:
             await cp.shards.move(name, to)
 
     text = f"move entitlement {name} to shard {to} {number}"
-    region.clients.want(ClientRequest(f"shard of {name}", text, ask, lambda: None))
+    region.clients.submit(ClientRequest(f"shard of {name}", text, ask, lambda: None))

@@ -17,8 +17,8 @@ from control_plane.api.operations import RestartRequest
 from control_plane.api.profiles import ProfileProposal
 from control_plane.api.updates import Canary, OnFailure, UpdatePolicy
 from control_plane.roles import ControlPlane
-from vm_lab.region.clients import ClientRequest, Owned
-from vm_lab.region.intent_checker import granted_spec
+from vm_lab.region.clients import ClientRequest, OwnedJob
+from vm_lab.region.intent_checker import expected_spec_of_writers
 from vm_lab.region.machine import STUBBORN
 from vm_lab.region.scenario import Scenario
 from vm_lab.region.simulated_profile import FAILS
@@ -63,7 +63,7 @@ def _policy(update: UpdatePolicy, chance: random.Random) -> UpdatePolicy:
 def bad_release(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Release a version whose tasks never become healthy, for a job with automatic rollback."""
     name = fault.name
-    spec = region.clients.jobs[name].asked
+    spec = region.clients.jobs[name].requested
     if spec is None or spec.update.on_failure is not OnFailure.ROLLBACK:
         return
     digest = "sha256:" + hashlib.sha256(f"bad {name} {number}".encode()).hexdigest()
@@ -76,7 +76,7 @@ def bad_release(region: SimulatedRegion, fault: Fault, number: int) -> None:
 def patience(region: SimulatedRegion, fault: Fault, _: int) -> None:
     """Change how long the tasks of a job take to stop, and its `disconnect` policy."""
     name = fault.name
-    spec = region.clients.jobs[name].asked
+    spec = region.clients.jobs[name].requested
     if spec is not None:
         region.clients.apply_job(patient(spec, fault.value))
 
@@ -99,7 +99,7 @@ def patient(spec: JobSpec, value: float) -> JobSpec:
 def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Move a task of a job, in half of the cases to a machine that the owner names."""
     name = fault.name
-    spec = region.clients.jobs[name].asked
+    spec = region.clients.jobs[name].requested
     if spec is None or not spec.tasks:
         return
     index, machines = number % spec.tasks, sorted(region.machines)
@@ -111,7 +111,7 @@ def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
         except (Conflict, NotFound):
             return  # the task cannot move now, or not to this machine
 
-    region.clients.want(
+    region.clients.submit(
         ClientRequest(f"job {name}", f"move {name}-{index} {to}", ask, lambda: None)
     )
 
@@ -119,7 +119,7 @@ def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
 def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Restart every task of a job in place, each as an operation."""
     name = fault.name
-    spec = region.clients.jobs[name].asked
+    spec = region.clients.jobs[name].requested
     request = RestartRequest(reason=f"restart {number}")
 
     async def ask(cp: ControlPlane) -> None:
@@ -129,21 +129,21 @@ def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
             except (Conflict, NotFound):
                 continue  # another operation on the task is pending
 
-    region.clients.want(ClientRequest(f"job {name}", f"restart {name}", ask, lambda: None))
+    region.clients.submit(ClientRequest(f"job {name}", f"restart {name}", ask, lambda: None))
 
 
 def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Move a job to the next entitlement, and disable its automatic rollback."""
     name = fault.name
     owned, names = region.clients.jobs[name], sorted(region.clients.entitlements)
-    spec = owned.asked
+    spec = owned.requested
     if spec is None or spec.entitlement not in names or len(names) < 2:
         return
     if spec.update.on_failure is not OnFailure.CONTINUE:
         spec = replace(spec, update=replace(spec.update, on_failure=OnFailure.CONTINUE))
         region.clients.apply_job(spec)
     to = names[(names.index(spec.entitlement) + 1) % len(names)]
-    moved = owned.asked = replace(spec, entitlement=to)
+    moved = owned.requested = replace(spec, entitlement=to)
 
     async def ask(cp: ControlPlane) -> None:
         here = cp.shards.number_of_job(name)
@@ -158,7 +158,9 @@ def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
     def granted() -> None:
         owned.granted, owned.granted_at = moved, region.timeline.now
 
-    region.clients.want(ClientRequest(f"job {name}", f"move {name} to {to} {number}", ask, granted))
+    region.clients.submit(
+        ClientRequest(f"job {name}", f"move {name} to {to} {number}", ask, granted)
+    )
 
 
 def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
@@ -182,29 +184,29 @@ def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
         except Conflict:
             return  # another proposal is under way
 
-    region.clients.want(
+    region.clients.submit(
         ClientRequest(f"entitlement {name}", f"profile {name} {number}", ask, lambda: None)
     )
 
 
-def expected(owned: Owned, record: JobRecord) -> JobSpec | None:
+def expected_spec(owned: OwnedJob, record: JobRecord) -> JobSpec | None:
     """Return the specification that an owner expects, which an automatic rollback may change.
 
     A rollback returns to one earlier request as a whole, never to the image of one request with the
     environment of another.
     """
     if owned.intents is not None:
-        return granted_spec(owned, record)
+        return expected_spec_of_writers(owned, record)
     spec, rollout = owned.granted, record.rollout
-    owned.runs = spec.image if spec is not None else ""
+    owned.expected_image = spec.image if spec is not None else ""
     if spec is None or spec.update.on_failure is not OnFailure.ROLLBACK:
         return spec
     if rollout is None or not rollout.returns_from:
         return spec
-    back = [_as_before(spec, request) for request in owned.requests]
+    back = [_as_before(spec, request) for request in owned.all_requested]
     if record.spec not in back:
         return spec
-    owned.runs = record.spec.image
+    owned.expected_image = record.spec.image
     return record.spec
 
 

@@ -16,14 +16,14 @@ from control_plane.api.updates import OnFailure
 from control_plane.profiles.core.gradual import is_under_way
 from control_plane.roles import ControlPlane
 from vm_lab.region.checker import is_profile_of
-from vm_lab.region.intent_checker import at_rest
+from vm_lab.region.intent_checker import differences_at_rest
 from vm_lab.region.machine import Copy, SimulatedMachine
-from vm_lab.region.owners import expected
+from vm_lab.region.owners import expected_spec
 from vm_lab.region.topology import usable_bytes
 from wire.errors import NotFound, TwineError
 
 if TYPE_CHECKING:
-    from vm_lab.region.clients import Owned
+    from vm_lab.region.clients import OwnedJob
     from vm_lab.region.seed import SimulatedRegion
 
 
@@ -31,14 +31,18 @@ async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> l
     """Return acknowledged writes that the control plane does not have."""
     lost = []
     for name, owned in region.clients.jobs.items():
-        if owned.granted is None or owned.asked is None or not region.clients.has_settled(name):
+        if (
+            owned.granted is None
+            or owned.requested is None
+            or not region.clients.is_acknowledged(name)
+        ):
             continue
         if name in region.foreign:
             continue
         record = await _record(control_plane, name)
         found = record.spec if record is not None else None
-        wanted = expected(owned, record) if record is not None else owned.granted
-        if found != wanted and region.clients.has_settled(name):
+        wanted = expected_spec(owned, record) if record is not None else owned.granted
+        if found != wanted and region.clients.is_acknowledged(name):
             held = "nothing" if found is None else f"{found.tasks} tasks of {found.image[7:11]}"
             lost.append(
                 f"job {name}: {owned.granted.tasks} tasks of {owned.granted.image[7:11]} were"
@@ -60,7 +64,7 @@ async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> l
 
 async def unsettled(region: SimulatedRegion, control_plane: ControlPlane) -> list[str]:
     """Return all reasons why the region is not at rest."""
-    if not region.clients.idle():
+    if not region.clients.is_idle():
         return ["a client still waits for an answer"]
     found = []
     liveness = await control_plane.ready()
@@ -100,12 +104,12 @@ async def _jobs(
     placed, bound = dict[str, str](), set[str]()
     for name, owned in region.clients.jobs.items():
         spec = owned.granted
-        if owned.asked is None or spec is None:
+        if owned.requested is None or spec is None:
             if await _record(control_plane, name) is not None:
                 found.append(f"job {name} was stopped and is still there")
             continue
         status = await control_plane.get_job(name)
-        expected(owned, status.record)
+        expected_spec(owned, status.record)
         for task in status.record.tasks:
             if task.placement is not None:
                 placed[task_id(name, task.index)] = task.placement.machine
@@ -124,7 +128,7 @@ async def _jobs(
             continue
         if status.phase is not JobPhase.STABLE:
             found.append(f"job {name} is {status.phase}: {status.detail}")
-        found += at_rest(owned, status, _images(region, name), region.timeline.now)
+        found += differences_at_rest(owned, status, _images(region, name), region.timeline.now)
         if len(listed) != spec.tasks:  # which indexes stay is the scheduler's choice
             found.append(f"job {name} lists {len(listed)} of {spec.tasks} tasks")
     return placed, bound
@@ -199,9 +203,9 @@ def is_full(region: SimulatedRegion, spec: JobSpec) -> bool:
     which is not promised. The tasks that run on the machines decide.
     """
     quota = region.clients.entitlements[spec.entitlement].machines
-    standings = region.checker.standings
+    checked = region.checker.machines
     own = [
-        m for name, m in region.machines.items() if standings[name].entitlement == spec.entitlement
+        m for name, m in region.machines.items() if checked[name].entitlement == spec.entitlement
     ]
     return quota is not None and len(own) >= quota and not any(_has_room(m, spec) for m in own)
 
@@ -250,9 +254,12 @@ def _copies(
             )
 
 
-def _runs_older_image(copy: Copy, owned: Owned) -> bool:
+def _runs_older_image(copy: Copy, owned: OwnedJob) -> bool:
     return (
-        copy.alive and owned.granted is not None and not owned.intents and copy.runs != owned.runs
+        copy.alive
+        and owned.granted is not None
+        and not owned.intents
+        and copy.runs != owned.expected_image
     )
 
 

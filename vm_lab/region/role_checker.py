@@ -106,7 +106,7 @@ class RoleChecker:
 
     def obeyed(self, machine: SimulatedMachine, sender: int) -> None:
         """Check that the sender's tenure is not older than the one obeyed before."""
-        entitlement = self._region.checker.standings[machine.name].entitlement
+        entitlement = self._region.checker.machines[machine.name].entitlement
         if not entitlement:
             return
         tenures = self._tenures.get(entitlement, [])
@@ -132,7 +132,7 @@ class RoleChecker:
             if life is None or not life.alive or life.plane is None:
                 found.append(f"{role} has no leader that serves")
         for name in sorted(self._region.clients.entitlements):
-            self._region.checker.has_one_owner(name)
+            self._region.checker.check_one_owner(name)
             if not plane.owners(name):
                 found.append(f"{name} is owned by no process")
         return found

@@ -154,7 +154,7 @@ class SimulatedRegion:
             self.plane.overgrant = Overgrant.ALLOW
         self.plane.callers = self.applications.caller
         self.clients.observer = self.plane.observer = self.setting.observer = self.checker
-        self.clients.late = self.checker.late
+        self.clients.report_late = self.checker.check_late_answer
         self.plane.started = [self.clients.serve, self._look_for_losses]
         if self.roles is not None:
             from vm_lab.region.role_checker import RoleChecker
@@ -198,9 +198,9 @@ class SimulatedRegion:
     def _settings(self) -> SchedulerSettings:
         return msgspec.convert(self.scenario.settings, SchedulerSettings)
 
-    def stores_sound(self, for_s: float) -> bool:
+    def stores_faultless(self, for_s: float) -> bool:
         """Return whether no store has had a fault for `for_s` seconds."""
-        return all(disk.sound(self.timeline.now, for_s) for disk in self.disks.values())
+        return all(disk.is_faultless(self.timeline.now, for_s) for disk in self.disks.values())
 
     # -- the course of events
 
@@ -317,7 +317,9 @@ class SimulatedRegion:
     # -- figures
 
     def _sample(self) -> None:
-        wanted = sum(o.granted.tasks for o in self.clients.jobs.values() if o.granted and o.asked)
+        wanted = sum(
+            o.granted.tasks for o in self.clients.jobs.values() if o.granted and o.requested
+        )
         copies = sum(len(where) for where in self.checker.copies.values())
         listed = sum(len(tasks) for tasks in self.checker.budgets.endpoints.values())
         self.samples.append(Sample(self.timeline.now, wanted, copies, listed))

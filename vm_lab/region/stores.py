@@ -67,7 +67,7 @@ class SimulatedDisk:
         self.free_at = 0.0
         self.transactions = self.largest_value = self.largest_transaction = 0
 
-    def sound(self, now: float, for_s: float) -> bool:
+    def is_faultless(self, now: float, for_s: float) -> bool:
         """Return whether it has had no fault for `for_s` seconds."""
         return self.trouble == Trouble() and now - self.troubled_at >= for_s
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-LAG_S = 20.0
+NOTICE_LAG_S = 20.0
 """Seconds within which the control plane may not have noticed an event."""
 POLL_S = 4.0
 """Seconds by which a machine's last answer may be older than the start of its silence."""
-TALK_S = 8.0
+CONTACT_S = 8.0
 """Seconds without a fault after which contact with a machine is certain."""
-NEWS_S = 3.0
+REACTION_S = 3.0
 """Seconds that the control plane may take to act on a stored change."""
 
 
@@ -34,29 +34,29 @@ class StoredMachine(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class CheckerStanding:
+class CheckedMachine:
     """The checker's state of one machine."""
 
     store: str = ""
     entitlement: str = ""
     state: str = "up"
     up_since: float = 0.0
-    sound: bool = True
+    responsive: bool = True
     """Whether it can answer in time: no fault of it or its network prevents that."""
-    sound_since: float = float("-inf")
+    responsive_since: float = float("-inf")
     last_contact: float = 0.0
-    """When contact last ended, after at least `TALK_S` without a fault."""
-    gone_since: float | None = None
+    """When contact last ended, after at least `CONTACT_S` without a fault."""
+    unreachable_since: float | None = None
     """Since when it cannot be reached at all; None: it can."""
-    drained: bool = False
-    overdue_at: float = float("inf")
-    excused_at: float = float("-inf")
+    in_maintenance: bool = False
+    deadline_at: float = float("inf")
+    cancelled_late_at: float = float("-inf")
     """When work was last cancelled after its deadline."""
     loan: StoredLoan | None = None
 
-    def overdue(self, now: float) -> bool:
+    def may_be_forced_out(self, now: float) -> bool:
         """Return whether tasks may be taken down by force: the deadline has passed.
 
-        Writes decided before the work was cancelled may follow up to `NEWS_S` later.
+        Writes decided before the work was cancelled may follow up to `REACTION_S` later.
         """
-        return now >= self.overdue_at or now - self.excused_at < NEWS_S
+        return now >= self.deadline_at or now - self.cancelled_late_at < REACTION_S
