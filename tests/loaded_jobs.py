@@ -121,7 +121,7 @@ class LoadedJobs:
                 serving=len(copies),
                 cpu=cpu,
                 machines=holding,
-                old=sum(1 for c in copies if c.runs != owned.granted.image),
+                old=sum(1 for c in copies if c.running_image != owned.granted.image),
             )
         )
 
@@ -175,7 +175,7 @@ class LoadedJobs:
         asked = self._region.clients.jobs[job].requested
         if asked is not None:
             self._region.plane.images.add(digest)
-            self._region.setting.known_images.add(digest)
+            self._region.machine_context.known_images.add(digest)
             self._region.clients.apply_job(replace(asked, image=digest, tasks=tasks))
 
     def observe(self, job: str, tasks: int) -> None:

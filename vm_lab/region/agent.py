@@ -57,7 +57,7 @@ def pull_image(machine: SimulatedMachine, pull: api.ImagePull, reply: Reply) -> 
     waiting.append(pulled)
     if len(waiting) == 1:
         took = machine.draw(machine.pace.pull)
-        machine.setting.timeline.after(took, _pulled, machine, digest, waiting)
+        machine.context.timeline.after(took, _pulled, machine, digest, waiting)
 
 
 def _pulled(machine: SimulatedMachine, digest: str, waiting: list[Callable[[str], None]]) -> None:
@@ -67,7 +67,7 @@ def _pulled(machine: SimulatedMachine, digest: str, waiting: list[Callable[[str]
     failure = ""
     if machine.pull_fails:
         failure = f"cannot fetch image {digest[:15]}: the disk is full"
-    elif digest not in machine.setting.known_images:
+    elif digest not in machine.context.known_images:
         failure = f"cannot fetch image {digest[:15]}: the image store does not have it"
     else:
         machine.images.add(digest)
@@ -88,11 +88,11 @@ def put_task(machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> api
     if machine.contact.ran_out(spec):
         raise Busy(f"task {task_id} is not changed: no answer of this host was acknowledged")
     _admit(machine, task_id, spec)
-    machine.setting.history.note(
+    machine.context.history.note(
         f"{machine.name} put {task_id} generation {spec.generation} epoch {spec.epoch}"
         f" image {spec.image[7:11]}"
     )
-    machine.setting.observer.put_accepted(machine, task_id, spec)
+    machine.context.observer.put_accepted(machine, task_id, spec)
     if known is None:
         copy = machine.copies[task_id] = Copy(task_id, spec)
         machine.start(copy)
@@ -106,8 +106,8 @@ def _changed(machine: SimulatedMachine, copy: Copy, spec: api.TaskSpec) -> api.T
     same = copy.wanted and _key(copy.spec) == _key(spec)
     copy.spec, copy.wanted = spec, True
     if copy.alive and same:
-        copy.turn += copy.state is TaskState.STOPPING
-        machine.become(copy, copy.state, copy.health)
+        copy.step_number += copy.state is TaskState.STOPPING
+        machine.set_state(copy, copy.state, copy.health)
         if copy.state is TaskState.STOPPING:
             machine.stop_processes(copy, machine.start)
     elif copy.alive:
@@ -135,7 +135,7 @@ def delete_task(
     if copy.wanted:
         copy.wanted = False
         copy.reason = "stop was asked for"
-        machine.setting.history.note(
+        machine.context.history.note(
             f"{machine.name} delete {task_id} generation {asked} epoch {asked_epoch}"
         )
         machine.stop_processes(copy, machine.forget)
@@ -225,7 +225,7 @@ def answer(machine: SimulatedMachine, request: AgentCall) -> object:
         _record_owner(machine, request)
         answered = request.handle(machine, *request.args)
         if request.mutates:
-            machine.setting.obeyed(machine, request.sender)
+            machine.context.obeyed(machine, request.sender)
         return answered
     except TwineError as e:
         return e

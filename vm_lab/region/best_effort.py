@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 OWNER = "spare"
 """The entitlement of the work; it has no machines of its own."""
 STEP_S = 1.0
-EVERY_S = 10.0
+ROUND_S = 10.0
 USERS = ("ann", "bob", "cay")
 AHEAD = 12
-RETURNED_S = 60.0
+RETURN_S = 60.0
 """Seconds that a task may run on a machine that is no longer lent: the agent may be unreachable, or
 the machine was given back by force while the task was stopping."""
 
@@ -82,7 +82,7 @@ class BestEffortWork:
         chance = random.Random(name)
         half_s = region.scenario.minutes * 30.0
         for number in range(self.pieces):
-            spec = self._job(f"work{number}", chance)
+            spec = self._draw_job(f"work{number}", chance)
             request = WorkRequest(job=spec, priority=chance.choice((200, 500, 800)), attempts=4)
             at = 200.0 + chance.uniform(0.0, half_s)
             region.timeline.after(at, self._submit, chance.choice(USERS), request)
@@ -90,17 +90,17 @@ class BestEffortWork:
                 fails = int(chance.random() < 0.1)
                 self.tasks[f"{spec.name}-{index}"] = ModelledTask(chance.uniform(60, 420), fails)
         region.plane.images.add(_IMAGE)
-        region.setting.known_images.add(_IMAGE)
+        region.machine_context.known_images.add(_IMAGE)
         elastic = Elastic(borrow=region.scenario.shape.machines, notice=Promise.QUICK)
         spare = EntitlementSpec(machines=0, host_profile="soft-spare", elastic=elastic)
         region.timeline.after(5.0, region.clients.put_entitlement, OWNER, spare)
         region.plane.started.append(self._begin)
-        region.timeline.after(STEP_S, self._step)
+        region.timeline.after(STEP_S, self._advance)
         before = region.more_unsettled
         region.more_unsettled = lambda: [*before(), *self._unsettled()]
 
     @staticmethod
-    def _job(name: str, chance: random.Random) -> JobSpec:
+    def _draw_job(name: str, chance: random.Random) -> JobSpec:
         return JobSpec(
             name=name,
             entitlement=OWNER,
@@ -122,7 +122,7 @@ class BestEffortWork:
             await self._store.__aexit__(None, None, None)
         async with self._store:
             front = _OptimusFrontEnd(life)
-            optimus = Optimus(runtime, front, self._store, OWNER, {"ann": 200}, AHEAD, EVERY_S)
+            optimus = Optimus(runtime, front, self._store, OWNER, {"ann": 200}, AHEAD, ROUND_S)
             await optimus.load()
             self._optimus = optimus
             for name, (user, request) in self.requests.items():
@@ -155,23 +155,23 @@ class BestEffortWork:
                 if task is not None and copy.alive:
                     yield machine, copy, task
 
-    def _step(self) -> None:
+    def _advance(self) -> None:
         for machine, copy, task in self._copies():
             self._check_lent(machine, copy)
-            here = (machine.name, copy.invocation)
-            if copy.state is TaskState.STOPPING and task.copy == here:
+            this_copy = (machine.name, copy.invocation)
+            if copy.state is TaskState.STOPPING and task.copy == this_copy:
                 self.counts["checkpoints"] += task.done > task.saved
                 task.saved = task.done
             elif copy.state is TaskState.RUNNING and copy.health is Health.HEALTHY:
-                self._work(machine, copy, task, here)
-        self.region.timeline.after(STEP_S, self._step)
+                self._do_work(machine, copy, task, this_copy)
+        self.region.timeline.after(STEP_S, self._advance)
 
-    def _work(
-        self, machine: SimulatedMachine, copy: Copy, task: ModelledTask, here: tuple[str, int]
+    def _do_work(
+        self, machine: SimulatedMachine, copy: Copy, task: ModelledTask, this_copy: tuple[str, int]
     ) -> None:
-        if task.copy != here:
+        if task.copy != this_copy:
             self.counts["revoked"] += task.copy[0] not in ("", machine.name)
-            task.copy, task.done = here, task.saved
+            task.copy, task.done = this_copy, task.saved
         task.done += STEP_S
         if task.done < task.needs:
             return
@@ -195,7 +195,7 @@ class BestEffortWork:
             return
         since = self._misplaced.setdefault(key, now)
         is_undisturbed = now - self.region.checker.undisturbed_since
-        if min(now - since, is_undisturbed) > RETURNED_S:
+        if min(now - since, is_undisturbed) > RETURN_S:
             text = f"{copy.task_id} runs on {machine.name}, of {checked.entitlement or 'none'}"
             self.region.checker.violate("opportunistic", text, copy.task_id)
 
@@ -218,20 +218,20 @@ class BestEffortWork:
         ]
         if waits or len(self.requests) < self.pieces:
             return [f"{len(waits)} pieces of work are not over: {', '.join(waits[:3])}"]
-        self._judge(known)
+        self._check_outcomes(known)
         return []
 
-    def _judge(self, known: dict[str, QueuedWork]) -> None:
+    def _check_outcomes(self, known: dict[str, QueuedWork]) -> None:
         for name, work in known.items():
-            mine = [t for key, t in self.tasks.items() if key.rpartition("-")[0] == name]
-            failed = max((task.failed for task in mine), default=0)
+            tasks = [t for key, t in self.tasks.items() if key.rpartition("-")[0] == name]
+            failed = max((task.failed for task in tasks), default=0)
             if work.state is not QueuedState.DONE:
                 text = f"{name} is {work.state.value} after {work.failures} failures: {work.reason}"
                 self.region.checker.violate("work-lost", text, name)
-            elif work.failures > sum(task.failed for task in mine) or work.failures < failed:
+            elif work.failures > sum(task.failed for task in tasks) or work.failures < failed:
                 text = f"{name} counts {work.failures} failures, its tasks had {failed}"
                 self.region.checker.violate("work-lost", text, name)
-            elif undone := [task for task in mine if not task.succeeded]:
+            elif undone := [task for task in tasks if not task.succeeded]:
                 text = f"{name} is done, and {len(undone)} of its tasks are not"
                 self.region.checker.violate("work-lost", text, name)
         self.counts["done"] = sum(w.state is QueuedState.DONE for w in known.values())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from agent.api import TaskState
 from control_plane.api.endpoints import Endpoints
 from vm_lab.region.applications import NOTICE_S
-from vm_lab.region.checked_machine import NOTICE_LAG_S
+from vm_lab.region.checked_machine import DETECTION_S
 
 if TYPE_CHECKING:
     from vm_lab.region.checker import Checker
@@ -118,9 +118,9 @@ class BudgetChecker:
             copy is not None
             and copy.state is TaskState.RUNNING
             and copy.healthy_since is not None
-            and self._now - copy.healthy_since > NOTICE_LAG_S
+            and self._now - copy.healthy_since > DETECTION_S
         )
-        sound = checked.responsive and self._now - checked.responsive_since > NOTICE_LAG_S
+        sound = checked.responsive and self._now - checked.responsive_since > DETECTION_S
         return well and sound and checked.state == "up" and not checked.may_be_forced_out(self._now)
 
     def _could_serve(self, task: str, name: str) -> bool:
@@ -128,8 +128,8 @@ class BudgetChecker:
         checked, copy = self._machines[name], self._copies.get(task, {}).get(name)
         if (
             checked.unreachable_since is not None
-            and self._now - checked.unreachable_since > NOTICE_LAG_S
+            and self._now - checked.unreachable_since > DETECTION_S
         ):
             return False
         well = copy is not None and copy.healthy_since is not None
-        return well or self._now - self._failed_at.get((task, name), float("-inf")) < NOTICE_LAG_S
+        return well or self._now - self._failed_at.get((task, name), float("-inf")) < DETECTION_S

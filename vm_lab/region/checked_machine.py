@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-NOTICE_LAG_S = 20.0
+DETECTION_S = 20.0
 """Seconds within which the control plane may not have noticed an event."""
 POLL_S = 4.0
 """Seconds by which a machine's last answer may be older than the start of its silence."""

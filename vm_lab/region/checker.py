@@ -20,7 +20,7 @@ from control_plane.store.protocol import Operation, Put
 from vm_lab.region.budget_checker import BudgetChecker
 from vm_lab.region.checked_machine import (
     CONTACT_S,
-    NOTICE_LAG_S,
+    DETECTION_S,
     POLL_S,
     REACTION_S,
     CheckedMachine,
@@ -172,8 +172,8 @@ class Checker(Observer):
         profile, checked = machine.profile.status, self.machines[machine.name]
         known_s = (
             REACTION_S
-            if checked.responsive and self.now - checked.responsive_since >= NOTICE_LAG_S
-            else NOTICE_LAG_S
+            if checked.responsive and self.now - checked.responsive_since >= DETECTION_S
+            else DETECTION_S
         )
         if (
             profile.state is ProfileState.DRIFTED
@@ -181,7 +181,7 @@ class Checker(Observer):
         ):
             return  # settings were changed by hand after the request was sent
         sent_at = self._verified_starts.get((task_id, machine.name), float("-inf"))
-        if profile.state is ProfileState.APPLYING and self.now - sent_at < NOTICE_LAG_S:
+        if profile.state is ProfileState.APPLYING and self.now - sent_at < DETECTION_S:
             return  # the profile was changed after the request was sent
         if not self._has_profile(machine, spec.entitlement):
             self.violate(
@@ -290,7 +290,7 @@ class Checker(Observer):
         loan = self.machines[name].loan
         life = self.region.plane.life
         is_undisturbed = life is not None and life.alive and self.undisturbed_since <= called_at
-        sound = self.region.stores_faultless(self.now - called_at + NOTICE_LAG_S)
+        sound = self.region.stores_faultless(self.now - called_at + DETECTION_S)
         if loan is not None and loan.since == since and is_undisturbed and sound:
             waited = self.now - called_at
             self.violate("promise", f"{name} is not back {waited:.0f} s after it was called", name)
@@ -299,7 +299,7 @@ class Checker(Observer):
         """Check that a machine is recorded as down only after `down_after_s` without contact."""
         after = self.region.plane.settings.down_after_s
         if checked.responsive:
-            silent, excused = 0.0, self.now - checked.responsive_since < NOTICE_LAG_S
+            silent, excused = 0.0, self.now - checked.responsive_since < DETECTION_S
         else:
             silent, excused = self.now - checked.last_contact + POLL_S, False
         life = self.region.plane.life

@@ -14,7 +14,7 @@ from vm_lab.errors import reporting
 from vm_lab.region import drawing, outcomes, results, scenario, story
 from vm_lab.region.run import Job, run_many, seeds_of
 from vm_lab.region.scenario import Scenario
-from vm_lab.region.seed import Passed, SeedOutcome, run_seed
+from vm_lab.region.seed import OnProgress, SeedOutcome, run_seed
 from vm_lab.region.shrink import shrink
 from wire.errors import InvalidInput
 
@@ -169,7 +169,7 @@ def _progress() -> Callable[[SeedOutcome], None] | None:
     return done
 
 
-def _progress_of_seed(chosen: Scenario) -> Passed:
+def _progress_of_seed(chosen: Scenario) -> OnProgress:
     """Return a function that shows the progress of one seed.
 
     On a terminal it rewrites one line each second, else it prints a line every 30 seconds.

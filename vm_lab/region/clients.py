@@ -129,23 +129,23 @@ class Clients:
             owned.stopped = True
             owned.granted_at = self._timeline.now
 
-        async def ask(cp: ControlPlane) -> None:
+        async def send(cp: ControlPlane) -> None:
             try:
                 await cp.stop_job(name)
             except NotFound:
                 if owned.granted is None:
                     raise
 
-        self.submit(ClientRequest(f"job {name}", f"stop {name}", ask, granted))
+        self.submit(ClientRequest(f"job {name}", f"stop {name}", send, granted))
 
     def join(self, request: JoinRequest) -> None:
         """Join a host to the region."""
 
-        async def ask(cp: ControlPlane) -> None:
+        async def send(cp: ControlPlane) -> None:
             await cp.joined(request)
 
         subject = f"machine {request.machine}"
-        self.submit(ClientRequest(subject, f"join {request.machine}", ask, lambda: None))
+        self.submit(ClientRequest(subject, f"join {request.machine}", send, lambda: None))
 
     def put_entitlement(self, name: str, spec: EntitlementSpec) -> None:
         """Create or change an entitlement."""
@@ -153,10 +153,10 @@ class Clients:
         def granted() -> None:
             self.entitlements[name] = spec
 
-        async def ask(cp: ControlPlane) -> None:
+        async def send(cp: ControlPlane) -> None:
             await cp.capacity.put_entitlement(name, spec)
 
-        self.submit(ClientRequest(f"entitlement {name}", f"entitlement {name}", ask, granted))
+        self.submit(ClientRequest(f"entitlement {name}", f"entitlement {name}", send, granted))
 
     def submit(self, request: ClientRequest) -> None:
         """Queue a request; it is sent until it is granted, or refused with a final error."""

@@ -100,7 +100,7 @@ class _Selector(selectors.BaseSelector):
             raise Killed
         line = self.timeline
         if line.now < self.frozen_until:
-            self._sit_out()
+            self._run_until_resumed()
             return []  # the loop computes again what is due
         if timeout is not None and timeout <= 0:
             self._busy += 1
@@ -111,7 +111,7 @@ class _Selector(selectors.BaseSelector):
         self._wait(float("inf") if timeout is None else line.now + timeout)
         return []
 
-    def rest(self) -> None:
+    def note_idle(self) -> None:
         """Record that the loop has no callback that is due now."""
         self._busy = 0
 
@@ -128,10 +128,10 @@ class _Selector(selectors.BaseSelector):
             if self.killed:
                 raise Killed
             if line.now < self.frozen_until:
-                self._sit_out()
+                self._run_until_resumed()
                 return
 
-    def _sit_out(self) -> None:
+    def _run_until_resumed(self) -> None:
         """Run other events while the process is stopped."""
         while self.timeline.now < self.frozen_until and not self.killed:
             due = self.timeline.next_at()
@@ -248,7 +248,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         elif later:
             wait = max(0.0, later[0][0] - self.time())
         if self._shared and not self._virtual.ended and (wait is None or wait > RESOLUTION_S):
-            self._virtual.rest()
+            self._virtual.note_idle()
             self.stop()
             return
         self._virtual.select(wait)
@@ -275,7 +275,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.run_forever()
 
     @property
-    def is_called(self) -> bool:
+    def is_ready(self) -> bool:
         """Return whether the loop has a callback for the next turn, or was killed."""
         return self._virtual.killed or (bool(self._soon) and not self.frozen)
 

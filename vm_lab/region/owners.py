@@ -68,8 +68,8 @@ def bad_release(region: SimulatedRegion, fault: Fault, number: int) -> None:
         return
     digest = "sha256:" + hashlib.sha256(f"bad {name} {number}".encode()).hexdigest()
     region.plane.images.add(digest)
-    region.setting.known_images.add(digest)
-    region.setting.bad_images.add(digest)
+    region.machine_context.known_images.add(digest)
+    region.machine_context.bad_images.add(digest)
     region.clients.apply_job(replace(spec, image=digest))
 
 
@@ -105,14 +105,14 @@ def move_task(region: SimulatedRegion, fault: Fault, number: int) -> None:
     index, machines = number % spec.tasks, sorted(region.machines)
     to = machines[number % len(machines)] if number % 2 else ""
 
-    async def ask(cp: ControlPlane) -> None:
+    async def send(cp: ControlPlane) -> None:
         try:
             await cp.move_task(name, index, to, f"move {number}")
         except (Conflict, NotFound):
             return  # the task cannot move now, or not to this machine
 
     region.clients.submit(
-        ClientRequest(f"job {name}", f"move {name}-{index} {to}", ask, lambda: None)
+        ClientRequest(f"job {name}", f"move {name}-{index} {to}", send, lambda: None)
     )
 
 
@@ -122,14 +122,14 @@ def restart(region: SimulatedRegion, fault: Fault, number: int) -> None:
     spec = region.clients.jobs[name].requested
     request = RestartRequest(reason=f"restart {number}")
 
-    async def ask(cp: ControlPlane) -> None:
+    async def send(cp: ControlPlane) -> None:
         for index in range(spec.tasks if spec is not None else 0):
             try:
                 await cp.restart_task(name, index, request)
             except (Conflict, NotFound):
                 continue  # another operation on the task is pending
 
-    region.clients.submit(ClientRequest(f"job {name}", f"restart {name}", ask, lambda: None))
+    region.clients.submit(ClientRequest(f"job {name}", f"restart {name}", send, lambda: None))
 
 
 def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
@@ -145,7 +145,7 @@ def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
     to = names[(names.index(spec.entitlement) + 1) % len(names)]
     moved = owned.requested = replace(spec, entitlement=to)
 
-    async def ask(cp: ControlPlane) -> None:
+    async def send(cp: ControlPlane) -> None:
         here = cp.shards.number_of_job(name)
         if here is not None and cp.shards.number_of_entitlement(to) != here:
             await cp.shards.move(to, here)  # a job lives in one shard
@@ -159,7 +159,7 @@ def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
         owned.granted, owned.granted_at = moved, region.timeline.now
 
     region.clients.submit(
-        ClientRequest(f"job {name}", f"move {name} to {to} {number}", ask, granted)
+        ClientRequest(f"job {name}", f"move {name} to {to} {number}", send, granted)
     )
 
 
@@ -178,14 +178,14 @@ def propose_profile(region: SimulatedRegion, _: Fault, number: int) -> None:
         text=text, reason=f"profile {number}", at_once=1 + number % 2, gate_s=10.0
     )
 
-    async def ask(cp: ControlPlane) -> None:
+    async def send(cp: ControlPlane) -> None:
         try:
             await cp.profiles.propose(name, request, "owner")
         except Conflict:
             return  # another proposal is under way
 
     region.clients.submit(
-        ClientRequest(f"entitlement {name}", f"profile {name} {number}", ask, lambda: None)
+        ClientRequest(f"entitlement {name}", f"profile {name} {number}", send, lambda: None)
     )
 
 

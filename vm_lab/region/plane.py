@@ -24,7 +24,7 @@ from vm_lab.region.loop import Killed, Timeline, VirtualLoop
 from vm_lab.region.machine import EPOCH_S, SimulatedMachine
 from vm_lab.region.network import Path, SimulatedNetwork
 from vm_lab.region.observer import Observer
-from vm_lab.region.stores import SimulatedDisk, StoreFacade, at_once
+from vm_lab.region.stores import SimulatedDisk, StoreFacade, run_immediately
 from wire.errors import TwineError, Unreachable
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ class PlaneLife:
         timeline: Timeline,
         history: History,
         observer: Observer,
-        way: Path | None = None,
+        path: Path | None = None,
         *,
         shared: bool = False,
     ) -> None:
         """Start a life; with `shared` other processes run on the same timeline."""
         self.number = number
         self.timeline, self.history, self.observer = timeline, history, observer
-        self.way = way or Path(base_s=0.0)
+        self.path = path or Path(base_s=0.0)
         """The network path to and from the host of the process."""
         self.loop = VirtualLoop(timeline, shared=shared)
         self.alive = True
@@ -118,7 +118,7 @@ class PlaneLife:
             for stream in list(self.streams):
                 stream.path_changed()
 
-    def settle(self, waiting: asyncio.Future[Any], outcome: object) -> None:
+    def complete(self, waiting: asyncio.Future[Any], outcome: object) -> None:
         """Hand an answer or an error to the waiting call, unless the process has ended."""
         if waiting.done() or not self.alive:
             return
@@ -127,7 +127,7 @@ class PlaneLife:
         else:
             waiting.set_result(outcome)
 
-    def seen(self, at: float) -> float:
+    def read_time(self, at: float) -> float:
         """Return when the process read an answer that arrived at `at`: not during a pause."""
         read_at = self._thawed_at + CATCH_UP_S
         if not self._frozen_at <= at < read_at:
@@ -200,7 +200,7 @@ class Plane:
             if self.timeline.now < self._down_until:
                 self.timeline.run_until(min(self._down_until, until))
             else:
-                self._live()
+                self._run_life()
 
     def finish(self) -> None:
         """Stop the process regularly, and end the run."""
@@ -225,7 +225,7 @@ class Plane:
         """Return the time of the clock of the control plane's host."""
         return EPOCH_S + self.timeline.now + self.clock_off_s
 
-    def _live(self) -> None:
+    def _run_life(self) -> None:
         self.lives += 1
         life = self.life = PlaneLife(self.lives, self.timeline, self.history, self.observer)
         self.history.note(f"control plane starts, life {life.number}")
@@ -237,7 +237,7 @@ class Plane:
             if life.alive:
                 life.kill("at one of its steps")
         except Exception as e:
-            why = "; ".join(causes(e))
+            why = "; ".join(error_texts(e))
             self.history.note(f"control plane ended: {why}")
             if life.control_plane is not None or not isinstance(e, TwineError):
                 self.observer.plane_failed(why)
@@ -245,7 +245,7 @@ class Plane:
             life.sever()
             life.loop.free()
         for disk in self.disks.values():
-            at_once(disk.engine.__aexit__(None, None, None))
+            run_immediately(disk.engine.__aexit__(None, None, None))
         if not self._over:
             pause = RESTART_S if why or not life.ended.is_set() else 0.1
             self._down_until = max(self._down_until, self.timeline.now + pause)
@@ -301,7 +301,7 @@ class Plane:
             call_controller=self.callers(life),
             boot_id=boot_id,
             portal=PortalSettings(profile_keys=self.profile_keys, overgrant=self.overgrant),
-            solve=solved,
+            solve=solve_in_steps,
             ownership=ownership,
             processes=processes,
         )
@@ -315,7 +315,7 @@ class Plane:
         return ImageInfo(digest=digest, format=ImageFormat.TAR, stream_bytes=1, created_at=0.0)
 
 
-async def solved(model: RegionModel, effort: Effort) -> SolverAnswer:
+async def solve_in_steps(model: RegionModel, effort: Effort) -> SolverAnswer:
     """Return a plan after `SOLVER_STEPS` steps: no virtual time passes, so time cannot end it."""
     from control_plane.rebalancer.core.solving import solve
 
@@ -323,8 +323,8 @@ async def solved(model: RegionModel, effort: Effort) -> SolverAnswer:
     return solve(model, counted, clock=lambda: 0.0)
 
 
-def causes(error: BaseException) -> list[str]:
+def error_texts(error: BaseException) -> list[str]:
     """Return the errors as text, without the groups around them."""
     if isinstance(error, BaseExceptionGroup):
-        return [cause for inner in error.exceptions for cause in causes(inner)]
+        return [cause for inner in error.exceptions for cause in error_texts(inner)]
     return [f"{type(error).__name__}: {error}"]

@@ -23,10 +23,10 @@ class PlaneContact:
 
     def __init__(self, machine: SimulatedMachine) -> None:
         self._machine = machine
-        self._is_there = False
-        self._last = 0.0
+        self._has_contact = False
+        self._lost_at = 0.0
         """When contact was lost, if there is none now."""
-        self._contacts = 0
+        self._changes = 0
 
     def changed(self, has_contact: bool, last_contact: float) -> None:
         """Record that answers to polls arrive again, or that none has since `last_contact`.
@@ -34,37 +34,37 @@ class PlaneContact:
         Only answers count: an arriving request does not prove that answers arrive (docs/adr/0024).
         When contact returns, tasks whose time ran out meanwhile are ended.
         """
-        if has_contact == self._is_there:
+        if has_contact == self._has_contact:
             return
         late = [copy for copy in self._machine.copies.values() if self.ran_out(copy.spec)]
-        self._is_there = has_contact
-        self._contacts += 1
+        self._has_contact = has_contact
+        self._changes += 1
         if has_contact:
             for copy in late:
                 self._end_cut_off(copy)
         else:
-            self._last = last_contact
+            self._lost_at = last_contact
             for copy in self._machine.copies.values():
                 self.watch(copy)
 
     def ran_out(self, spec: api.TaskSpec) -> bool:
         """Return whether the control plane has been silent for longer than a task may run."""
         after_s = patience_of(spec)
-        silent_s = self._machine.setting.timeline.now - self._last
-        return after_s is not None and not self._is_there and silent_s >= after_s
+        silent_s = self._machine.context.timeline.now - self._lost_at
+        return after_s is not None and not self._has_contact and silent_s >= after_s
 
     def watch(self, copy: Copy) -> None:
         """Schedule the end of a task, in case the control plane stays silent for too long."""
         after_s = patience_of(copy.spec)
-        if after_s is not None and copy.wanted and not self._is_there:
-            timeline, alone_s = self._machine.setting.timeline, copy.spec.stop_timeout_s + FENCE_S
-            timeline.at(self._last + after_s, self._cut_off, copy, self._contacts)
-            timeline.at(self._last + after_s + alone_s, self._fence, copy, self._contacts)
+        if after_s is not None and copy.wanted and not self._has_contact:
+            timeline, alone_s = self._machine.context.timeline, copy.spec.stop_timeout_s + FENCE_S
+            timeline.at(self._lost_at + after_s, self._cut_off, copy, self._changes)
+            timeline.at(self._lost_at + after_s + alone_s, self._fence, copy, self._changes)
 
     def _cut_off(self, copy: Copy, contacts: int) -> None:
         machine = self._machine
-        works = machine.agent_up and machine.setting.timeline.now >= machine.hung_until
-        if contacts == self._contacts and works:
+        works = machine.agent_up and machine.context.timeline.now >= machine.hung_until
+        if contacts == self._changes and works:
             self._end_cut_off(copy)
 
     def _end_cut_off(self, copy: Copy) -> None:
@@ -76,15 +76,15 @@ class PlaneContact:
     def _fence(self, copy: Copy, contacts: int) -> None:
         """Kill the remaining processes; the fence is a separate program and needs no agent."""
         known = self._machine.copies.get(copy.task_id) is copy
-        if contacts == self._contacts and known and copy.alive and self._machine.on:
-            copy.turn += 1
+        if contacts == self._changes and known and copy.alive and self._machine.on:
+            copy.step_number += 1
             copy.cut_off, copy.reason = True, _REASON
             self.cut_off_done(copy)
 
     def cut_off_done(self, copy: Copy) -> None:
         """Record that a task was ended because the control plane was silent."""
         copy.last_exit = api.Exit(result="cut-off", at=self._machine.wall())
-        self._machine.become(copy, TaskState.STOPPED, reason=copy.reason)
+        self._machine.set_state(copy, TaskState.STOPPED, reason=copy.reason)
 
 
 def patience_of(spec: api.TaskSpec) -> float | None:

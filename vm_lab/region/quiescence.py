@@ -113,7 +113,7 @@ async def _jobs(
         for task in status.record.tasks:
             if task.placement is not None:
                 placed[task_id(name, task.index)] = task.placement.machine
-        if status.record.spec.image in region.setting.bad_images:
+        if status.record.spec.image in region.machine_context.bad_images:
             if not may_stay_unhealthy(status.record):
                 found.append(f"job {name} runs a version that never gets healthy")
             bound.add(name)
@@ -137,7 +137,9 @@ async def _jobs(
 def _images(region: SimulatedRegion, job: str) -> Counter[str]:
     """Return how many copies of a job run each image."""
     copies = (c for machine in region.machines.values() for c in machine.copies.values())
-    return Counter(c.runs for c in copies if c.alive and c.task_id.rpartition("-")[0] == job)
+    return Counter(
+        c.running_image for c in copies if c.alive and c.task_id.rpartition("-")[0] == job
+    )
 
 
 def _runs_as_far_as_room_allows(region: SimulatedRegion, status: JobStatus, listed: int) -> bool:
@@ -259,7 +261,7 @@ def _runs_older_image(copy: Copy, owned: OwnedJob) -> bool:
         copy.alive
         and owned.granted is not None
         and not owned.intents
-        and copy.runs != owned.expected_image
+        and copy.running_image != owned.expected_image
     )
 
 

@@ -19,13 +19,13 @@ from vm_lab.region.etcd import DATA, LEADERS
 from vm_lab.region.machine import SimulatedMachine
 from vm_lab.region.processes import RegionProcesses, role_of
 from vm_lab.region.promise_checker import PromiseChecker
-from vm_lab.region.stores import shown
+from vm_lab.region.stores import history_text
 
 if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
 
-class _Owned(msgspec.Struct):
+class _Ownership(msgspec.Struct):
     """The fields read of the owner of an entitlement."""
 
     entitlement: str
@@ -47,7 +47,7 @@ class RoleChecker:
         """Machine and entitlement → the latest tenure whose command was obeyed."""
         region.figures |= {"take-overs": 0, "moves": 0}
         plane.etcd.applied = self.applied
-        region.setting.obeyed = self.obeyed
+        region.machine_context.obeyed = self.obeyed
         region.more_unsettled = self.unsettled
 
     def applied(self, sender: int, events: Sequence[pb.Event]) -> None:
@@ -62,10 +62,10 @@ class RoleChecker:
                 name = key.partition(DATA)[2].decode()
                 operations.append(Delete(name) if gone else Put(name, event.kv.value))
         if operations:
-            self._written(sender, operations)
+            self._check_writes(sender, operations)
         self._count_tenures()
 
-    def _written(self, sender: int, operations: Sequence[Operation]) -> None:
+    def _check_writes(self, sender: int, operations: Sequence[Operation]) -> None:
         life = self._plane.by_number[sender]
         if self._plane.leader(life.host.role) is not life:
             self._region.checker.violate(
@@ -73,11 +73,13 @@ class RoleChecker:
                 f"{life.name} wrote {operations[0].key} after it had ceased to lead",
                 life.name,
             )
-        shown_writes = (o.key if o.key.startswith(PROCESSES) else shown(o) for o in operations)
+        shown_writes = (
+            o.key if o.key.startswith(PROCESSES) else history_text(o) for o in operations
+        )
         self._region.history.note(f"etcd {self._plane.etcd.revision} {' '.join(shown_writes)}")
         for operation in operations:
             if isinstance(operation, Put) and operation.key.startswith(OWNERSHIPS):
-                owned = msgspec.json.decode(operation.value, type=_Owned)
+                owned = msgspec.json.decode(operation.value, type=_Ownership)
                 before = self._shards.get(owned.entitlement, 0)
                 self._shards[owned.entitlement] = owned.shard
                 self._check_scopes()

@@ -22,13 +22,13 @@ from vm_lab.region import owners, quiescence, topology
 from vm_lab.region.applications import Applications
 from vm_lab.region.checker import Checker, Violation
 from vm_lab.region.clients import Clients
-from vm_lab.region.composed import of_seed
-from vm_lab.region.faults import strike
+from vm_lab.region.composed import scenario_of_seed
+from vm_lab.region.faults import inject
 from vm_lab.region.history import History
 from vm_lab.region.intent_checker import IntentChecker
 from vm_lab.region.kinds import KINDS
 from vm_lab.region.loop import Stuck, Timeline
-from vm_lab.region.machine import MachineSetting, SimulatedMachine
+from vm_lab.region.machine import MachineContext, SimulatedMachine
 from vm_lab.region.network import SimulatedNetwork
 from vm_lab.region.plane import Plane, PlaneLife
 from vm_lab.region.scenario import Scenario
@@ -45,10 +45,10 @@ ROLES_S = 5.0
 """Seconds until all shards have a leader, which entitlements can be assigned to."""
 APART_S = 4.0
 """Seconds between jobs with [roles]: each entitlement goes to the least loaded shard then."""
-LOOK_EVERY_S = 5.0
-Passed = Callable[[float], None]
+REST_CHECK_EVERY_S = 5.0
+OnProgress = Callable[[float], None]
 """Called regularly with the virtual time, in seconds."""
-STAY_S = 45.0
+MUST_REST_S = 45.0
 """Seconds that a region must stay at rest."""
 
 
@@ -94,14 +94,14 @@ class SeedOutcome:
 class SimulatedRegion:
     """All parts of one run."""
 
-    def __init__(self, scenario: Scenario, seed: int, passed: Passed = lambda _: None) -> None:
+    def __init__(self, scenario: Scenario, seed: int, passed: OnProgress = lambda _: None) -> None:
         """Build the region; `run` starts it."""
         self._passed = passed
         self.scenario, self.number = scenario, seed
         name = f"{scenario.name} {seed}"
         self.timeline = Timeline()
         self.history = History(self.timeline)
-        self.setting = MachineSetting(self.timeline, self.history)
+        self.machine_context = MachineContext(self.timeline, self.history)
         self.network = SimulatedNetwork(self.timeline)
         self.places = topology.places(scenario.shape)
         self.machines = {place.machine: self._machine(place, name) for place in self.places}
@@ -138,7 +138,7 @@ class SimulatedRegion:
     def _machine(self, place: MachinePlace, seed: str) -> SimulatedMachine:
         """Return a machine of the region, connected to its network."""
         machine = SimulatedMachine(
-            self.setting,
+            self.machine_context,
             place.machine,
             place.location(),
             seed,
@@ -153,9 +153,9 @@ class SimulatedRegion:
         if self.scenario.work.overgranted:
             self.plane.overgrant = Overgrant.ALLOW
         self.plane.callers = self.applications.caller
-        self.clients.observer = self.plane.observer = self.setting.observer = self.checker
+        self.clients.observer = self.plane.observer = self.machine_context.observer = self.checker
         self.clients.report_late = self.checker.check_late_answer
-        self.plane.started = [self.clients.serve, self._look_for_losses]
+        self.plane.started = [self.clients.serve, self._start_loss_check]
         if self.roles is not None:
             from vm_lab.region.role_checker import RoleChecker
 
@@ -207,7 +207,7 @@ class SimulatedRegion:
     def run(self, story: Sequence[Fault]) -> None:
         """Set up the region, run the story, end its faults, and wait until it is at rest."""
         self._set_up()
-        self.timeline.at(1.0, self._look, lambda: self._begin(story), SET_UP_S)
+        self.timeline.at(1.0, self._await_rest, lambda: self._begin(story), SET_UP_S)
         self.timeline.at(0.0, self._sample)
         limit = SET_UP_S + (self.scenario.minutes + self.scenario.settle_minutes) * 60 + 600.0
         try:
@@ -218,15 +218,15 @@ class SimulatedRegion:
     def _set_up(self) -> None:
         specs = topology.jobs(self.scenario, self.number)
         specs = owners.paced(self.scenario, self.number, specs)
-        specs = topology.controlled(self.scenario, self.number, specs, self.applications.own)
+        specs = topology.controlled(self.scenario, self.number, specs, self.applications.add)
         specs = [replace(spec, autoscale=self.policies.get(spec.name)) for spec in specs]
         for spec in specs:
             self.plane.images.add(spec.image)
-            self.setting.known_images.add(spec.image)
+            self.machine_context.known_images.add(spec.image)
         for machine in self.machines.values():
             self.clients.join(machine.join_request())
         granted = topology.entitlements(self.scenario, specs, self.number)
-        self.setting.reboot_profiles = frozenset(
+        self.machine_context.reboot_profiles = frozenset(
             e.host_profile for e in granted.values() if e.host_profile.startswith("boot")
         )
         self.plane.profile_keys = {e.host_profile: owners.PROFILE_KEYS for e in granted.values()}
@@ -248,7 +248,7 @@ class SimulatedRegion:
         idle_s = 0.0 if self.scenario.faults else self.scenario.minutes * 60
         self.faults_end = start + max((f.at + f.seconds for f in story), default=idle_s)
         for number, fault in enumerate(story):
-            self.timeline.at(start + fault.at, strike, self, fault, number)
+            self.timeline.at(start + fault.at, inject, self, fault, number)
         self.timeline.at(self.faults_end, self._end_faults)
 
     def _end_faults(self) -> None:
@@ -258,26 +258,28 @@ class SimulatedRegion:
             machine.power_on()
             machine.reach_changed()
         self.rested_at = None
-        self.timeline.after(1.0, self._look, self.plane.finish, self.scenario.settle_minutes * 60)
+        self.timeline.after(
+            1.0, self._await_rest, self.plane.finish, self.scenario.settle_minutes * 60
+        )
 
     # -- rest
 
-    def _look(self, then: object, within_s: float) -> None:
+    def _await_rest(self, then: object, within_s: float) -> None:
         deadline = self.timeline.now + within_s
         self._rested_since = None
-        self._look_again(then, deadline)
+        self._schedule_rest_check(then, deadline)
 
-    def _look_again(self, then: object, deadline: float) -> None:
+    def _schedule_rest_check(self, then: object, deadline: float) -> None:
         life = self.plane.life
         serving = self.plane.serving
         if life is None or serving is None:
             self._reasons = ["the control plane does not serve"]
             self._rested_since = None
         else:
-            life.loop.create_task(self._ask(life))
-        self.timeline.after(LOOK_EVERY_S, self._judge, then, deadline)
+            life.loop.create_task(self._update_reasons(life))
+        self.timeline.after(REST_CHECK_EVERY_S, self._end_or_check_again, then, deadline)
 
-    async def _ask(self, life: PlaneLife) -> None:
+    async def _update_reasons(self, life: PlaneLife) -> None:
         serving = life.control_plane
         if serving is None:
             return
@@ -290,9 +292,9 @@ class SimulatedRegion:
         elif self._rested_since is None:
             self._rested_since = self.timeline.now
 
-    def _judge(self, then: object, deadline: float) -> None:
+    def _end_or_check_again(self, then: object, deadline: float) -> None:
         assert callable(then)
-        stay = STAY_S if self._begun else 0.0
+        stay = MUST_REST_S if self._begun else 0.0
         if self._rested_since is not None and self.timeline.now - self._rested_since >= stay:
             self.rested_at = self._rested_since
             then()
@@ -302,13 +304,13 @@ class SimulatedRegion:
             self.checker.violate("rest", f"{begun}: {why}", "rest")
             self.plane.finish()
         else:
-            self._look_again(then, deadline)
+            self._schedule_rest_check(then, deadline)
 
-    def _look_for_losses(self, life: PlaneLife) -> None:
+    def _start_loss_check(self, life: PlaneLife) -> None:
         if life.number > 1:
-            life.loop.create_task(self._losses(life))
+            life.loop.create_task(self._check_losses(life))
 
-    async def _losses(self, life: PlaneLife) -> None:
+    async def _check_losses(self, life: PlaneLife) -> None:
         serving = life.control_plane
         if serving is not None:
             for text in await quiescence.lost_writes(self, serving):
@@ -331,16 +333,16 @@ def run_seed(
     scenario: Scenario,
     seed: int,
     story: Sequence[Fault] | None = None,
-    passed: Passed = lambda _: None,
+    passed: OnProgress = lambda _: None,
 ) -> SeedOutcome:
     """Run one seed and return its outcome; `story` replaces the story that the seed draws.
 
     The control plane's log is disabled meanwhile: it would report the intended faults. The history
     has the relevant events.
     """
-    scenario = of_seed(scenario, seed)
+    scenario = scenario_of_seed(scenario, seed)
     events = draw(scenario, seed) if story is None else check_targets(story, scenario)
-    with _quiet():
+    with _without_logs():
         began = time.process_time()
         region = SimulatedRegion(scenario, seed, passed)
         if scenario.work.delivered:
@@ -373,7 +375,7 @@ def run_seed(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _without_logs() -> Iterator[None]:
     """Disable logs, and collect garbage less often: the objects of a run stay until its end."""
     thresholds, silenced = gc.get_threshold(), logging.root.manager.disable
     gc.set_threshold(200_000, 20, 50)

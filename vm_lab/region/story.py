@@ -126,11 +126,11 @@ def draw(scenario: Scenario, seed: int) -> list[Fault]:
         count = int(expected) + (chance.random() < expected % 1)
         for _ in range(count):
             at = round(chance.uniform(0, scenario.minutes * 60), 1)
-            story.append(event(rate, scenario, where, chance, at))
+            story.append(draw_event(rate, scenario, where, chance, at))
     return sorted(story, key=lambda fault: (fault.at, str(fault)))
 
 
-def event(
+def draw_event(
     rate: FaultRate, scenario: Scenario, where: list[MachinePlace], chance: random.Random, at: float
 ) -> Fault:
     """Return an event of a kind at a time, with drawn target, duration and value."""
@@ -160,6 +160,6 @@ def _target(
     return f"{domain}:{chance.choice(where).name_of(domain)}"
 
 
-def shifted(fault: Fault, **changes: float) -> Fault:
+def changed_event(fault: Fault, **changes: float) -> Fault:
     """Return the event with another time, duration or value."""
     return replace(fault, **changes)  # type: ignore[arg-type]

@@ -121,7 +121,7 @@ def controlled(
     scenario: Scenario,
     seed: int,
     specs: list[JobSpec],
-    own: Callable[[str, str], ControllerRef],
+    add_controller: Callable[[str, str], ControllerRef],
 ) -> list[JobSpec]:
     """Return the jobs, some with a controller and a larger availability budget."""
     chance = random.Random(f"{scenario.name} {seed} controllers")
@@ -132,7 +132,7 @@ def controlled(
             most = max(1, int(spec.tasks * scenario.work.controlled_away))
             spec = replace(
                 spec,
-                controller=own(spec.name, kinds[(seed + number) % len(kinds)]),
+                controller=add_controller(spec.name, kinds[(seed + number) % len(kinds)]),
                 update=replace(spec.update, max_unavailable=most),
             )
         found.append(spec)

@@ -201,7 +201,7 @@ def old_file(region: SimulatedRegion, fault: Fault, _: int) -> None:
     _request_write(region, fault, "file", write, lambda _: None)
 
 
-STRIKES: dict[str, Callable[[SimulatedRegion, Fault, int], None]] = {
+INJECTORS: dict[str, Callable[[SimulatedRegion, Fault, int], None]] = {
     "push": push,
     "stage": stage,
     "size": size,
@@ -226,7 +226,7 @@ def _new_image(region: SimulatedRegion, name: str, number: int) -> str:
     """Return a new image that a job may come to run."""
     digest = image(int(name.removeprefix("job")), number)
     region.plane.images.add(digest)
-    region.setting.known_images.add(digest)
+    region.machine_context.known_images.add(digest)
     owned = region.clients.jobs[name]
     owned.all_requested = (*owned.all_requested, replace(owned.all_requested[0], image=digest))
     return digest

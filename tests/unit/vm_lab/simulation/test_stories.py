@@ -12,25 +12,25 @@ from control_plane.roles import ControlPlane
 from vm_lab.region import quiescence, scenario
 from vm_lab.region.applications import KINDS as APPLICATION_KINDS
 from vm_lab.region.checker import Violation
-from vm_lab.region.composed import MEET_S, of_seed
-from vm_lab.region.faults import _STRIKES
+from vm_lab.region.composed import MEET_S, scenario_of_seed
+from vm_lab.region.faults import _INJECTORS
 from vm_lab.region.kinds import INSTANT, KINDS
 from vm_lab.region.outcomes import FAULTS
 from vm_lab.region.run import seeds_of
 from vm_lab.region.scenario import Controller
 from vm_lab.region.seed import SeedOutcome, SimulatedRegion, run_seed
-from vm_lab.region.shrink import fewer, milder, shrink
+from vm_lab.region.shrink import drop_events, shorten_events, shrink
 from vm_lab.region.story import Fault, check_targets, draw, read, write
 from wire.errors import ConfigError, InvalidInput, NotFound
 
 
 @pytest.mark.parametrize("name", scenario.names())
 def test_the_stories_of_a_scenario_are_those_of_its_seed(name: str) -> None:
-    chosen = of_seed(scenario.load(name), 3)
+    chosen = scenario_of_seed(scenario.load(name), 3)
     story = draw(chosen, 3)
-    assert story == draw(of_seed(scenario.load(name), 3), 3)
+    assert story == draw(scenario_of_seed(scenario.load(name), 3), 3)
     assert story == sorted(story, key=lambda fault: fault.at)
-    assert not chosen.faults or story != draw(of_seed(scenario.load(name), 4), 4)
+    assert not chosen.faults or story != draw(scenario_of_seed(scenario.load(name), 4), 4)
     assert {str(event) for event in story} >= {str(e) for e in read("\n".join(chosen.story))}
     end = chosen.minutes * 60 + 1
     if name == "composed":  # the second event of a pair comes up to MEET_S later
@@ -51,7 +51,7 @@ def test_an_invalid_event_line_is_reported_with_its_number() -> None:
 
 
 def test_every_kind_is_explained_and_can_happen() -> None:
-    assert KINDS.keys() == _STRIKES.keys()
+    assert KINDS.keys() == _INJECTORS.keys()
     assert KINDS.keys() > INSTANT
 
 
@@ -110,11 +110,13 @@ def test_a_story_is_shortened_to_the_events_that_matter() -> None:
     def breaks(story: list[Fault]) -> bool:
         return {"machine:m3", "machine:m11"} <= {fault.target for fault in story}
 
-    assert [f.target for f in fewer(a_story(20), breaks)] == ["machine:m3", "machine:m11"]
+    assert [f.target for f in drop_events(a_story(20), breaks)] == ["machine:m3", "machine:m11"]
 
 
 def test_remaining_events_are_shortened_and_moved_earlier_while_the_rule_breaks() -> None:
-    short = milder(a_story(3)[1:], lambda story: all(fault.seconds >= 9.0 for fault in story))
+    short = shorten_events(
+        a_story(3)[1:], lambda story: all(fault.seconds >= 9.0 for fault in story)
+    )
     assert [fault.seconds for fault in short] == [10.0, 10.0]
     assert [fault.at for fault in short] == [1.0, 21.0]
 
@@ -158,7 +160,7 @@ def test_an_event_with_a_target_that_the_region_lacks_is_refused(event: str) -> 
 @pytest.mark.parametrize("name", scenario.names())
 def test_every_drawn_event_has_a_target_in_its_region(name: str) -> None:
     for seed in range(1, 4):
-        chosen = of_seed(scenario.load(name), seed)
+        chosen = scenario_of_seed(scenario.load(name), seed)
         story = draw(chosen, seed)
         assert check_targets(story, chosen) == story
 
