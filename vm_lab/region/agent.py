@@ -85,7 +85,7 @@ def put_task(machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> api
             raise Conflict(f"task {task_id} is not changed: its generation has another content")
         known.spec = replace(known.spec, epoch=spec.epoch)
         return machine.status(known)
-    if machine.contact.ran_out(spec):
+    if machine.contact.has_run_out(spec):
         raise Busy(f"task {task_id} is not changed: no answer of this host was acknowledged")
     _admit(machine, task_id, spec)
     machine.context.history.note(

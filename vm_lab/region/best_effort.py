@@ -78,7 +78,7 @@ class BestEffortWork:
 
     def __post_init__(self) -> None:
         """Draw the work, and schedule its submission in the first half of the story."""
-        region, name = self.region, f"{self.region.scenario.name} {self.region.number} work"
+        region, name = self.region, f"{self.region.scenario.name} {self.region.seed} work"
         chance = random.Random(name)
         half_s = region.scenario.minutes * 30.0
         for number in range(self.pieces):
@@ -204,20 +204,20 @@ class BestEffortWork:
         if not self.region.story_at:
             return []
         known = self.queue()
-        waits = [name for name in self.requests if name not in known]
-        waits += [
+        unfinished = [name for name in self.requests if name not in known]
+        unfinished += [
             f"{name}: {work.state.value}: {work.reason}"
             for name, work in known.items()
             if work.state in (QueuedState.WAITING, QueuedState.RUNNING)
         ]
         serving = self.region.plane.serving
-        waits += [
+        unfinished += [
             f"{name}: its job is still there"
             for name in known
             if serving is not None and serving.entitlement_of(name) is not None
         ]
-        if waits or len(self.requests) < self.pieces:
-            return [f"{len(waits)} pieces of work are not over: {', '.join(waits[:3])}"]
+        if unfinished or len(self.requests) < self.pieces:
+            return [f"{len(unfinished)} pieces of work are not over: {', '.join(unfinished[:3])}"]
         self._check_outcomes(known)
         return []
 

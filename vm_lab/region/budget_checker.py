@@ -55,11 +55,12 @@ class BudgetChecker:
         for name in names:
             if self._machines[name].deadline_at == deadline and deadline - announced_at > NOTICE_S:
                 copies = self._region.machines[name].copies.values()
-                long = [c for c in copies if c.alive and c.healthy_since is not None]
                 jobs = {
-                    c.task_id.rpartition("-")[0]
-                    for c in long
-                    if (c.healthy_since or 0.0) < deadline - NOTICE_S
+                    copy.task_id.rpartition("-")[0]
+                    for copy in copies
+                    if copy.alive
+                    and copy.healthy_since is not None
+                    and copy.healthy_since < deadline - NOTICE_S
                 }
                 self._region.applications.check_notice(name, jobs, announced_at)
 
@@ -114,14 +115,18 @@ class BudgetChecker:
     def _is_voluntary(self, task: str, name: str) -> bool:
         """Return whether an unlisted task was healthy, and its machine fit for it."""
         checked, copy = self._machines[name], self._copies.get(task, {}).get(name)
-        well = (
+        is_healthy = (
             copy is not None
             and copy.state is TaskState.RUNNING
             and copy.healthy_since is not None
             and self._now - copy.healthy_since > DETECTION_S
         )
-        sound = checked.responsive and self._now - checked.responsive_since > DETECTION_S
-        return well and sound and checked.state == "up" and not checked.may_be_forced_out(self._now)
+        is_usable = (
+            checked.state == "up"
+            and checked.responsive
+            and self._now - checked.responsive_since > DETECTION_S
+        )
+        return is_healthy and is_usable and not checked.may_be_forced_out(self._now)
 
     def _could_serve(self, task: str, name: str) -> bool:
         """Return whether the control plane may still list a task as serving."""
@@ -131,5 +136,7 @@ class BudgetChecker:
             and self._now - checked.unreachable_since > DETECTION_S
         ):
             return False
-        well = copy is not None and copy.healthy_since is not None
-        return well or self._now - self._failed_at.get((task, name), float("-inf")) < DETECTION_S
+        is_healthy = copy is not None and copy.healthy_since is not None
+        return (
+            is_healthy or self._now - self._failed_at.get((task, name), float("-inf")) < DETECTION_S
+        )

@@ -1,4 +1,4 @@
-"""The checker's state of each machine, and how late the control plane may learn of changes."""
+"""What the checker knows of each machine, and how late the control plane may learn of changes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import msgspec
 
 DETECTION_S = 20.0
-"""Seconds within which the control plane may not have noticed an event."""
+"""Most seconds until the control plane has noticed an event."""
 POLL_S = 4.0
-"""Seconds by which a machine's last answer may be older than the start of its silence."""
+"""Most seconds from a machine's last answer to the start of its silence (polls last 3 s)."""
 CONTACT_S = 8.0
 """Seconds without a fault after which contact with a machine is certain."""
 REACTION_S = 3.0
@@ -35,28 +35,28 @@ class StoredMachine(msgspec.Struct):
 
 @dataclass(slots=True)
 class CheckedMachine:
-    """The checker's state of one machine."""
+    """What the checker knows of one machine."""
 
     store: str = ""
     entitlement: str = ""
     state: str = "up"
     up_since: float = 0.0
     responsive: bool = True
-    """Whether it can answer in time: no fault of it or its network prevents that."""
+    """Whether it can answer in time: neither it nor its network has a fault that prevents that."""
     responsive_since: float = float("-inf")
     last_contact: float = 0.0
-    """When contact last ended, after at least `CONTACT_S` without a fault."""
+    """When the machine last ceased to be responsive, after at least `CONTACT_S` without a fault."""
     unreachable_since: float | None = None
     """Since when it cannot be reached at all; None: it can."""
     in_maintenance: bool = False
     deadline_at: float = float("inf")
     cancelled_late_at: float = float("-inf")
-    """When work was last cancelled after its deadline."""
+    """When maintenance was last cancelled after its deadline."""
     loan: StoredLoan | None = None
 
     def may_be_forced_out(self, now: float) -> bool:
-        """Return whether tasks may be taken down by force: the deadline has passed.
+        """Return whether tasks may be taken down by force: the deadline of maintenance has passed.
 
-        Writes decided before the work was cancelled may follow up to `REACTION_S` later.
+        Writes that were decided before a cancellation may follow up to `REACTION_S` later.
         """
         return now >= self.deadline_at or now - self.cancelled_late_at < REACTION_S

@@ -29,7 +29,7 @@ from vm_lab.region.checked_machine import (
 )
 from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine
 from vm_lab.region.observer import Observer
-from vm_lab.region.plane_contact import patience_of
+from vm_lab.region.plane_contact import disconnect_limit_s
 from vm_lab.region.surge_checker import SurgeChecker
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ class Checker(Observer):
         """Return the virtual time, in seconds."""
         return self.region.timeline.now
 
-    def violate(self, rule: str, text: str, once: str = "") -> None:
-        """Record a violation, unless the rule already has one with the same `once` (or text)."""
-        key = f"{rule} {once or text}"
+    def violate(self, rule: str, text: str, about: str = "") -> None:
+        """Record a violation, unless the rule already has one with the same `about` (or text)."""
+        key = f"{rule} {about or text}"
         if key not in self._reported:
             self._reported.add(key)
             self.violations.append(Violation(rule, self.now, text))
@@ -116,13 +116,13 @@ class Checker(Observer):
             self.failed_at.setdefault((task, machine.name), self.now)
         if copy.alive == was_alive:
             return
-        there = self.copies.setdefault(task, {})
+        copies = self.copies.setdefault(task, {})
         if not copy.alive:
-            there.pop(machine.name, None)
+            copies.pop(machine.name, None)
             return
-        there[machine.name] = copy
+        copies[machine.name] = copy
         self._check_surge(task.rpartition("-")[0])
-        if len(there) > 1:
+        if len(copies) > 1:
             self._check_second_copy(task)
         self._check_capacity(machine)
 
@@ -132,9 +132,9 @@ class Checker(Observer):
             self.violate("surge", excess, job)
 
     def _check_second_copy(self, task: str) -> None:
-        where = self.copies[task]
-        if any(patience_of(copy.spec) is not None for copy in where.values()):
-            self.violate("one-copy", f"{task} runs on {' and '.join(sorted(where))}", task)
+        copies = self.copies[task]
+        if any(disconnect_limit_s(copy.spec) is not None for copy in copies.values()):
+            self.violate("one-copy", f"{task} runs on {' and '.join(sorted(copies))}", task)
         self.region.timeline.after(TWO_COPIES_S, self._check_one_copy_left, task)
 
     def _check_one_copy_left(self, task: str) -> None:
@@ -142,18 +142,18 @@ class Checker(Observer):
 
         A copy that is being stopped does not count: it may take the time that its owner allows.
         """
-        where = {name: c for name, c in self.copies.get(task, {}).items() if c.wanted}
-        if len(where) < 2:
+        copies = {name: c for name, c in self.copies.get(task, {}).items() if c.wanted}
+        if len(copies) < 2:
             return
-        quiet = self.now - TWO_COPIES_S
-        undisturbed = self.undisturbed_since <= quiet and self.region.stores_faultless(TWO_COPIES_S)
+        begin = self.now - TWO_COPIES_S
+        undisturbed = self.undisturbed_since <= begin and self.region.stores_faultless(TWO_COPIES_S)
         if undisturbed and all(
-            self.machines[name].responsive and self.machines[name].responsive_since <= quiet
-            for name in where
+            self.machines[name].responsive and self.machines[name].responsive_since <= begin
+            for name in copies
         ):
             self.violate(
                 "one-copy-after-healing",
-                f"{task} still runs on {' and '.join(sorted(where))}",
+                f"{task} still runs on {' and '.join(sorted(copies))}",
                 task,
             )
         self.region.timeline.after(30.0, self._check_one_copy_left, task)

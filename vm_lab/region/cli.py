@@ -68,7 +68,7 @@ def run(
         if story_file is not None:
             ran = _run_story(chosen, numbers, story_file)
         elif len(numbers) == 1:
-            ran = [run_seed(chosen, numbers[0], passed=_progress_of_seed(chosen))]
+            ran = [run_seed(chosen, numbers[0], on_progress=_progress_of_seed(chosen))]
         else:
             ran = run_many([Job(chosen, number) for number in numbers], jobs, _progress())
         if sys.stderr.isatty():
@@ -178,11 +178,11 @@ def _progress_of_seed(chosen: Scenario) -> OnProgress:
     every_s, begin, end = (1.0, "\r", "") if is_seen else (30.0, "", "\n")
     shown_at = time.monotonic()
 
-    def passed(virtual_s: float) -> None:
+    def on_progress(virtual_s: float) -> None:
         nonlocal shown_at
         if time.monotonic() - shown_at >= every_s:
             shown_at = time.monotonic()
             text = f"{virtual_s / 60:.0f} minutes simulated, of {chosen.minutes:.0f} and a few more"
             click.echo(f"{begin}{text}{end}", nl=False, err=True)
 
-    return passed
+    return on_progress

@@ -54,7 +54,7 @@ class DeliveredJobs:
     def __init__(self, region: SimulatedRegion, count: int, *, is_random: bool = True) -> None:
         """Start with the region; without `is_random` only explicit calls write something."""
         self._region = region
-        self._chance = random.Random(f"{region.scenario.name} {region.number} deliveries")
+        self._chance = random.Random(f"{region.scenario.name} {region.seed} deliveries")
         self.jobs = [f"job{number}" for number in range(count)]
         self.newest: dict[str, str] = {}
         self.wrong: dict[str, str] = {}

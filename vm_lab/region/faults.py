@@ -1,4 +1,4 @@
-"""Carries out the events of a story: one function for each kind."""
+"""Injects the events of a story into a region: one function for each kind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Injector = Callable[["SimulatedRegion", Fault, int], None]
 
 
 def inject(region: SimulatedRegion, fault: Fault, number: int) -> None:
-    """Carry out one event now; `number` is its index in the story."""
+    """Inject one event now; `number` is its index in the story."""
     region.history.note(f"fault {fault}")
     _INJECTORS[fault.kind](region, fault, number)
 
@@ -52,7 +52,10 @@ def _machine_of_first_task(region: SimulatedRegion, job: str) -> list[SimulatedM
 def _for_duration(
     begin: Callable[[SimulatedMachine, Fault], None], end: Callable[[SimulatedMachine], None]
 ) -> Injector:
-    """Return a strike that changes machines for a while; overlapping faults end with the last."""
+    """Return an injector that changes machines for the duration of the fault.
+
+    Overlapping faults of one kind end with the last of them.
+    """
 
     def begin_fault(region: SimulatedRegion, fault: Fault, _: int) -> None:
         for machine in _target_machines(region, fault):
@@ -90,7 +93,7 @@ def _hang(region: SimulatedRegion, fault: Fault, _: int) -> None:
 
 
 def _with_value(name: str, normal: float) -> Injector:
-    """Return a strike that sets a flag of machines, or a number to the fault's value."""
+    """Return an injector that sets a flag of machines, or a number to the fault's value."""
 
     def begin(machine: SimulatedMachine, fault: Fault) -> None:
         setattr(machine, name, True if normal is False else fault.value)
@@ -112,7 +115,7 @@ def _normal_pull(machine: SimulatedMachine) -> None:
 
 
 def _on_machines(change: Callable[[SimulatedMachine, Fault], None]) -> Injector:
-    """Return a strike that changes machines at once."""
+    """Return an injector that changes machines once."""
 
     def begin_fault(region: SimulatedRegion, fault: Fault, _: int) -> None:
         for machine in _target_machines(region, fault):
@@ -137,7 +140,7 @@ def _host_clock(machine: SimulatedMachine, fault: Fault) -> None:
 def _first_running_task(
     region: SimulatedRegion, fault: Fault
 ) -> tuple[SimulatedMachine, Copy] | None:
-    """Return the first running task of the struck machines."""
+    """Return the first running task of the machines of a fault, with its machine."""
     for machine in _target_machines(region, fault):
         running = [c for c in machine.copies.values() if c.state is TaskState.RUNNING]
         if machine.on and machine.agent_up and running:
@@ -146,35 +149,34 @@ def _first_running_task(
 
 
 def _crash_task(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    if found := _first_running_task(region, fault):
-        found[0].end(found[1], "signal", "it crashed")
+    if running := _first_running_task(region, fault):
+        machine, copy = running
+        machine.end(copy, "signal", "it crashed")
 
 
 def _make_unhealthy(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    found = _first_running_task(region, fault)
-    if found is None:
-        return
-    machine, copy = found
-    machine.set_state(copy, copy.state, Health.UNHEALTHY, "the probe fails")
-    region.timeline.after(fault.seconds, _make_healthy, machine, copy, copy.invocation)
+    if running := _first_running_task(region, fault):
+        machine, copy = running
+        machine.set_state(copy, copy.state, Health.UNHEALTHY, "the probe fails")
+        region.timeline.after(fault.seconds, _make_healthy, machine, copy, copy.invocation)
 
 
 def _make_healthy(machine: SimulatedMachine, copy: Copy, invocation: int) -> None:
-    same = machine.copies.get(copy.task_id) is copy and copy.invocation == invocation
-    bad = copy.running_image in machine.context.bad_images
-    if same and machine.on and copy.state is TaskState.RUNNING and not bad:
+    is_same = machine.copies.get(copy.task_id) is copy and copy.invocation == invocation
+    is_bad = copy.running_image in machine.context.bad_images
+    if is_same and machine.on and copy.state is TaskState.RUNNING and not is_bad:
         machine.set_state(copy, copy.state, Health.HEALTHY)
 
 
 def _lose_task(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    if found := _first_running_task(region, fault):
-        machine, copy = found
+    if running := _first_running_task(region, fault):
+        machine, copy = running
         machine.forget(copy)
         del machine.tombstones[copy.task_id]
 
 
 def _on_paths(condition: Callable[[Fault], Condition]) -> Injector:
-    """Return a strike that imposes a condition on the paths to machines for a while."""
+    """Return an injector that imposes a condition on the paths to machines for its duration."""
 
     def begin_fault(region: SimulatedRegion, fault: Fault, number: int) -> None:
         for machine in _target_machines(region, fault):
@@ -187,12 +189,12 @@ def _on_paths(condition: Callable[[Fault], Condition]) -> Injector:
 def _flap(region: SimulatedRegion, fault: Fault, number: int) -> None:
     step = max(0.5, fault.value)
     for turn in range(max(1, int(fault.seconds / step / 2))):
-        one = Fault(fault.at, "cut", fault.target, step)
-        region.timeline.after(turn * 2 * step, _INJECTORS["cut"], region, one, number)
+        cut = Fault(fault.at, "cut", fault.target, step)
+        region.timeline.after(turn * 2 * step, _INJECTORS["cut"], region, cut, number)
 
 
 def _on_store(store_fault: Callable[[Fault], StoreFault]) -> Injector:
-    """Return a strike that gives a store a fault for a while; the newest fault counts."""
+    """Return an injector that gives a store a fault for its duration; the newest fault counts."""
 
     def begin_fault(region: SimulatedRegion, fault: Fault, number: int) -> None:
         disk = region.disks.get(fault.name, region.disks["main"])
@@ -352,7 +354,7 @@ _INJECTORS: dict[str, Injector] = {
     "resize": _resize,
     "release": _release,
     "bad-release": owners.bad_release,
-    "patience": owners.patience,
+    "patience": owners.change_stop_times,
     "move-task": owners.move_task,
     "move-job": owners.move_job,
     "restart": owners.restart,

@@ -243,8 +243,8 @@ class SimulatedMachine:
 
     def start(self, copy: Copy) -> None:
         """Start the processes of a task, unless the control plane was silent for too long."""
-        if self.contact.ran_out(copy.spec):
-            self.contact.cut_off_done(copy)
+        if self.contact.has_run_out(copy.spec):
+            self.contact.end_as_cut_off(copy)
             return
         copy.cut_off = False
         self.set_state(copy, TaskState.STARTING)

@@ -1,6 +1,6 @@
-"""Events of owners in a simulated region, except releases and resizes.
+"""Requests of owners in a simulated region, except good releases and resizes.
 
-Versions that never become healthy, moves of tasks and jobs, proposals of host profiles.
+Owners release versions that never become healthy, move tasks and jobs, and propose host profiles.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ if TYPE_CHECKING:
 PROFILE_KEYS = ["sysctl.*"]
 
 
-def paced(scenario: Scenario, seed: int, specs: list[JobSpec]) -> list[JobSpec]:
+def with_update_policies(scenario: Scenario, seed: int, specs: list[JobSpec]) -> list[JobSpec]:
     """Return the jobs, some with an update policy of their own, or with tasks slow to stop."""
     chance = random.Random(f"{scenario.name} {seed} paces")
-    paces = [
+    updated = [
         replace(spec, update=_policy(spec.update, chance))
         if chance.random() < scenario.work.paced
         else spec
         for spec in specs
     ]
-    slow = [chance.random() < scenario.work.slow_to_stop for _ in paces]
-    return [patient(spec, 1.0) if so else spec for spec, so in zip(paces, slow, strict=True)]
+    slow = [chance.random() < scenario.work.slow_to_stop for _ in updated]
+    return [
+        with_other_stop_times(spec, 1.0) if is_slow else spec
+        for spec, is_slow in zip(updated, slow, strict=True)
+    ]
 
 
 def _policy(update: UpdatePolicy, chance: random.Random) -> UpdatePolicy:
@@ -73,15 +76,15 @@ def bad_release(region: SimulatedRegion, fault: Fault, number: int) -> None:
     region.clients.apply_job(replace(spec, image=digest))
 
 
-def patience(region: SimulatedRegion, fault: Fault, _: int) -> None:
+def change_stop_times(region: SimulatedRegion, fault: Fault, _: int) -> None:
     """Change how long the tasks of a job take to stop, and its `disconnect` policy."""
     name = fault.name
     spec = region.clients.jobs[name].requested
     if spec is not None:
-        region.clients.apply_job(patient(spec, fault.value))
+        region.clients.apply_job(with_other_stop_times(spec, fault.value))
 
 
-def patient(spec: JobSpec, value: float) -> JobSpec:
+def with_other_stop_times(spec: JobSpec, value: float) -> JobSpec:
     """Return the job with fast stops if its tasks were slow to stop, else with slow ones.
 
     With a `value` below 0.2, a cut-off machine keeps the tasks, else it stops them.
@@ -146,9 +149,9 @@ def move_job(region: SimulatedRegion, fault: Fault, number: int) -> None:
     moved = owned.requested = replace(spec, entitlement=to)
 
     async def send(cp: ControlPlane) -> None:
-        here = cp.shards.number_of_job(name)
-        if here is not None and cp.shards.number_of_entitlement(to) != here:
-            await cp.shards.move(to, here)  # a job lives in one shard
+        shard = cp.shards.number_of_job(name)
+        if shard is not None and cp.shards.number_of_entitlement(to) != shard:
+            await cp.shards.move(to, shard)  # a job lives in one shard
         try:
             await cp.move_job(name, to)
         except Conflict:
@@ -203,14 +206,14 @@ def expected_spec(owned: OwnedJob, record: JobRecord) -> JobSpec | None:
         return spec
     if rollout is None or not rollout.returns_from:
         return spec
-    back = [_as_before(spec, request) for request in owned.all_requested]
+    back = [_with_earlier_fields(spec, request) for request in owned.all_requested]
     if record.spec not in back:
         return spec
     owned.expected_image = record.spec.image
     return record.spec
 
 
-def _as_before(spec: JobSpec, request: JobSpec) -> JobSpec:
+def _with_earlier_fields(spec: JobSpec, request: JobSpec) -> JobSpec:
     """Return the current specification with the fields of an earlier request that owners change."""
     return replace(
         spec,

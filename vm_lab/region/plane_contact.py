@@ -36,7 +36,7 @@ class PlaneContact:
         """
         if has_contact == self._has_contact:
             return
-        late = [copy for copy in self._machine.copies.values() if self.ran_out(copy.spec)]
+        late = [copy for copy in self._machine.copies.values() if self.has_run_out(copy.spec)]
         self._has_contact = has_contact
         self._changes += 1
         if has_contact:
@@ -47,15 +47,15 @@ class PlaneContact:
             for copy in self._machine.copies.values():
                 self.watch(copy)
 
-    def ran_out(self, spec: api.TaskSpec) -> bool:
+    def has_run_out(self, spec: api.TaskSpec) -> bool:
         """Return whether the control plane has been silent for longer than a task may run."""
-        after_s = patience_of(spec)
+        after_s = disconnect_limit_s(spec)
         silent_s = self._machine.context.timeline.now - self._lost_at
         return after_s is not None and not self._has_contact and silent_s >= after_s
 
     def watch(self, copy: Copy) -> None:
         """Schedule the end of a task, in case the control plane stays silent for too long."""
-        after_s = patience_of(copy.spec)
+        after_s = disconnect_limit_s(copy.spec)
         if after_s is not None and copy.wanted and not self._has_contact:
             timeline, alone_s = self._machine.context.timeline, copy.spec.stop_timeout_s + FENCE_S
             timeline.at(self._lost_at + after_s, self._cut_off, copy, self._changes)
@@ -71,7 +71,7 @@ class PlaneContact:
         known = self._machine.copies.get(copy.task_id) is copy
         if known and copy.wanted and copy.alive and self._machine.on and not copy.cut_off:
             copy.cut_off, copy.reason = True, _REASON
-            self._machine.stop_processes(copy, self.cut_off_done)
+            self._machine.stop_processes(copy, self.end_as_cut_off)
 
     def _fence(self, copy: Copy, contacts: int) -> None:
         """Kill the remaining processes; the fence is a separate program and needs no agent."""
@@ -79,15 +79,15 @@ class PlaneContact:
         if contacts == self._changes and known and copy.alive and self._machine.on:
             copy.step_number += 1
             copy.cut_off, copy.reason = True, _REASON
-            self.cut_off_done(copy)
+            self.end_as_cut_off(copy)
 
-    def cut_off_done(self, copy: Copy) -> None:
+    def end_as_cut_off(self, copy: Copy) -> None:
         """Record that a task was ended because the control plane was silent."""
         copy.last_exit = api.Exit(result="cut-off", at=self._machine.wall())
         self._machine.set_state(copy, TaskState.STOPPED, reason=copy.reason)
 
 
-def patience_of(spec: api.TaskSpec) -> float | None:
+def disconnect_limit_s(spec: api.TaskSpec) -> float | None:
     """Return the seconds that a task may run without its control plane; None: no limit."""
     rule = spec.disconnect
     return rule.after_s if rule.policy is DisconnectPolicy.STOP else None

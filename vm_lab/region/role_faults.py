@@ -34,12 +34,14 @@ def _target_process(plane: RegionProcesses, fault: Fault) -> ProcessLife | None:
     return next(waiting, None)
 
 
-def _on_process(strike: Callable[[RegionProcesses, ProcessLife, Fault], None]) -> Injector:
+def _on_process(change: Callable[[RegionProcesses, ProcessLife, Fault], None]) -> Injector:
+    """Return an injector that changes the process that a fault names."""
+
     def begin_fault(region: SimulatedRegion, fault: Fault, _: int) -> None:
         plane = region.roles
         if plane is not None and (life := _target_process(plane, fault)) is not None:
             region.history.note(f"… strikes {life.name}")
-            strike(plane, life, fault)
+            change(plane, life, fault)
 
     return begin_fault
 
@@ -64,17 +66,17 @@ def _at_write(plane: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
     """Kill or pause a process at one of its next writes: `role-pause-at-write`, `…-after-write`."""
     is_pause, is_after = "pause" in fault.kind, "after" in fault.kind
 
-    def strike(struck: ProcessLife) -> None:
+    def change(writer: ProcessLife) -> None:
         if is_pause:
-            struck.freeze(fault.seconds)
+            writer.freeze(fault.seconds)
         else:
-            plane.kill_life(struck, DOWN_S, "at one of its writes")
+            plane.kill_life(writer, DOWN_S, "at one of its writes")
 
-    life.write_points.append(WritePoint(max(1, int(fault.value)), is_after, strike))
+    life.write_points.append(WritePoint(max(1, int(fault.value)), is_after, change))
 
 
 def _cut(condition: Condition, *, etcd: bool = False) -> Injector:
-    """Return the strike that imposes a condition on the network of a process's host."""
+    """Return an injector that imposes a condition on the network of a process's host."""
 
     def begin_fault(region: SimulatedRegion, fault: Fault, number: int) -> None:
         plane = region.roles

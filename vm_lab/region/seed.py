@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 SET_UP_S = 600.0
 """Most seconds until all jobs of a region without faults run."""
-ROLES_S = 5.0
+ELECTIONS_S = 5.0
 """Seconds until all shards have a leader, which entitlements can be assigned to."""
-APART_S = 4.0
+JOB_INTERVAL_S = 4.0
 """Seconds between jobs with [roles]: each entitlement goes to the least loaded shard then."""
 REST_CHECK_EVERY_S = 5.0
 OnProgress = Callable[[float], None]
@@ -94,10 +94,12 @@ class SeedOutcome:
 class SimulatedRegion:
     """All parts of one run."""
 
-    def __init__(self, scenario: Scenario, seed: int, passed: OnProgress = lambda _: None) -> None:
+    def __init__(
+        self, scenario: Scenario, seed: int, on_progress: OnProgress = lambda _: None
+    ) -> None:
         """Build the region; `run` starts it."""
-        self._passed = passed
-        self.scenario, self.number = scenario, seed
+        self._on_progress = on_progress
+        self.scenario, self.seed = scenario, seed
         name = f"{scenario.name} {seed}"
         self.timeline = Timeline()
         self.history = History(self.timeline)
@@ -130,6 +132,7 @@ class SimulatedRegion:
         """Since when the region has been at rest after the story; None: it is not."""
         self.faults_end = 0.0
         self._reasons: list[str] = []
+        """Why the region was not at rest at the last check."""
         self._rested_since: float | None = None
         self._begun = False
         self.story_at = 0.0
@@ -216,29 +219,29 @@ class SimulatedRegion:
             self.checker.violate("life", str(e))
 
     def _set_up(self) -> None:
-        specs = topology.jobs(self.scenario, self.number)
-        specs = owners.paced(self.scenario, self.number, specs)
-        specs = topology.controlled(self.scenario, self.number, specs, self.applications.add)
+        specs = topology.jobs(self.scenario, self.seed)
+        specs = owners.with_update_policies(self.scenario, self.seed, specs)
+        specs = topology.with_controllers(self.scenario, self.seed, specs, self.applications.add)
         specs = [replace(spec, autoscale=self.policies.get(spec.name)) for spec in specs]
         for spec in specs:
             self.plane.images.add(spec.image)
             self.machine_context.known_images.add(spec.image)
         for machine in self.machines.values():
             self.clients.join(machine.join_request())
-        granted = topology.entitlements(self.scenario, specs, self.number)
+        granted = topology.entitlements(self.scenario, specs, self.seed)
         self.machine_context.reboot_profiles = frozenset(
             e.host_profile for e in granted.values() if e.host_profile.startswith("boot")
         )
         self.plane.profile_keys = {e.host_profile: owners.PROFILE_KEYS for e in granted.values()}
-        begin = 0.5 if self.roles is None else ROLES_S
+        begin = 0.5 if self.roles is None else ELECTIONS_S
         self.timeline.at(begin, self._create_jobs, granted, specs)
 
     def _create_jobs(self, granted: dict[str, EntitlementSpec], specs: list[JobSpec]) -> None:
         for name, entitlement in granted.items():
             self.clients.put_entitlement(name, entitlement)
-        apart_s = 0.0 if self.roles is None else APART_S
+        interval_s = 0.0 if self.roles is None else JOB_INTERVAL_S
         for number, spec in enumerate(specs):
-            self.timeline.after(0.4 + number * apart_s, self.clients.apply_job, spec)
+            self.timeline.after(0.4 + number * interval_s, self.clients.apply_job, spec)
 
     def _begin(self, story: Sequence[Fault]) -> None:
         """Schedule the events of the story; all jobs run now."""
@@ -264,12 +267,13 @@ class SimulatedRegion:
 
     # -- rest
 
-    def _await_rest(self, then: object, within_s: float) -> None:
+    def _await_rest(self, then: Callable[[], None], within_s: float) -> None:
+        """Call `then` once the region is at rest; end the run if it is not within `within_s`."""
         deadline = self.timeline.now + within_s
         self._rested_since = None
         self._schedule_rest_check(then, deadline)
 
-    def _schedule_rest_check(self, then: object, deadline: float) -> None:
+    def _schedule_rest_check(self, then: Callable[[], None], deadline: float) -> None:
         life = self.plane.life
         serving = self.plane.serving
         if life is None or serving is None:
@@ -292,8 +296,7 @@ class SimulatedRegion:
         elif self._rested_since is None:
             self._rested_since = self.timeline.now
 
-    def _end_or_check_again(self, then: object, deadline: float) -> None:
-        assert callable(then)
+    def _end_or_check_again(self, then: Callable[[], None], deadline: float) -> None:
         stay = MUST_REST_S if self._begun else 0.0
         if self._rested_since is not None and self.timeline.now - self._rested_since >= stay:
             self.rested_at = self._rested_since
@@ -325,7 +328,7 @@ class SimulatedRegion:
         copies = sum(len(where) for where in self.checker.copies.values())
         listed = sum(len(tasks) for tasks in self.checker.budgets.endpoints.values())
         self.samples.append(Sample(self.timeline.now, wanted, copies, listed))
-        self._passed(self.timeline.now)
+        self._on_progress(self.timeline.now)
         self.timeline.after(5.0, self._sample)
 
 
@@ -333,7 +336,7 @@ def run_seed(
     scenario: Scenario,
     seed: int,
     story: Sequence[Fault] | None = None,
-    passed: OnProgress = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
 ) -> SeedOutcome:
     """Run one seed and return its outcome; `story` replaces the story that the seed draws.
 
@@ -344,7 +347,7 @@ def run_seed(
     events = draw(scenario, seed) if story is None else check_targets(story, scenario)
     with _without_logs():
         began = time.process_time()
-        region = SimulatedRegion(scenario, seed, passed)
+        region = SimulatedRegion(scenario, seed, on_progress)
         if scenario.work.delivered:
             from vm_lab.region.delivery import DeliveredJobs
 
@@ -377,13 +380,13 @@ def run_seed(
 @contextmanager
 def _without_logs() -> Iterator[None]:
     """Disable logs, and collect garbage less often: the objects of a run stay until its end."""
-    thresholds, silenced = gc.get_threshold(), logging.root.manager.disable
+    thresholds, disabled = gc.get_threshold(), logging.root.manager.disable
     gc.set_threshold(200_000, 20, 50)
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        logging.disable(silenced)
+        logging.disable(disabled)
         gc.set_threshold(*thresholds)
 
 

@@ -20,7 +20,7 @@ from vm_lab.region.topology import MachinePlace, places
 from wire.errors import InvalidInput
 
 _STANDBYS = 0.15
-"""Share of the faults of roles that strike a standby."""
+"""Share of the faults of roles that hit a standby."""
 _LINE = re.compile(
     r"(?P<at>\d+(?:\.\d+)?)s (?P<kind>[a-z-]+) (?P<target>[a-z-]+:[^\s]*)"
     r"(?: (?P<seconds>\d+(?:\.\d+)?)s)?(?: value=(?P<value>-?\d+(?:\.\d+)?))?"

@@ -40,7 +40,7 @@ class MachinePlace:
         )
 
     def within(self, target: str) -> bool:
-        """Return whether a fault at `rack:r1`, `region:` and so on strikes this machine."""
+        """Return whether a fault of a target such as `rack:r1` or `region:` hits this machine."""
         domain, _, name = target.partition(":")
         return self.name_of(domain) == name
 
@@ -117,7 +117,7 @@ def jobs(scenario: Scenario, seed: int) -> list[JobSpec]:
     return found
 
 
-def controlled(
+def with_controllers(
     scenario: Scenario,
     seed: int,
     specs: list[JobSpec],
