@@ -153,7 +153,7 @@ def ssh(name: str, machine: str, command: Sequence[str]) -> None:
     """Open a shell on a machine, or run one command there."""
     lab = open_lab(name)
     line = " ".join(_without_dashes(command)) or None
-    _become(lab, lambda: lab.guests.command(lab.machine(machine), line))
+    _exec(lab, lambda: lab.guests.command(lab.machine(machine), line))
 
 
 @main.command("exec", context_settings=FREE_ARGS)
@@ -162,7 +162,7 @@ def ssh(name: str, machine: str, command: Sequence[str]) -> None:
 def exec_(name: str, command: Sequence[str]) -> None:
     """Run a command on this host inside the lab's network, curl for instance."""
     lab = open_lab(name)
-    _become(lab, lambda: lab.sandbox.command(_without_dashes(command)))
+    _exec(lab, lambda: lab.sandbox.command(_without_dashes(command)))
 
 
 @main.command(context_settings=FREE_ARGS)
@@ -349,7 +349,7 @@ def _without_dashes(words: Sequence[str]) -> Sequence[str]:
     return words[1:] if words and words[0] == "--" else words
 
 
-def _become(lab: Lab, command: Callable[[], list[str]]) -> None:
+def _exec(lab: Lab, command: Callable[[], list[str]]) -> None:
     """Replace this process by the command, so that a signal for this process reaches it."""
     try:
         require_root()

@@ -78,8 +78,9 @@ class LabControlPlane:
         deadline = time.monotonic() + timeout_s
         while not is_ready(self.paths.control_plane_socket):
             if self.pid() is None or time.monotonic() > deadline:
+                last = self._last_log_line()
                 raise LabError(
-                    f"the control plane is not ready after {timeout_s:g} s: {self._last_words()}",
+                    f"the control plane is not ready after {timeout_s:g} s: {last}",
                     hint=f"see {self.paths.control_plane_log}",
                 )
             time.sleep(0.1)
@@ -145,7 +146,7 @@ class LabControlPlane:
         shutil.rmtree(self.paths.control_plane_state, ignore_errors=True)
         shutil.copytree(source, self.paths.control_plane_state)
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         try:
             lines = self.paths.control_plane_log.read_text(errors="replace").strip().splitlines()
         except FileNotFoundError:

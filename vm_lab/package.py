@@ -48,9 +48,9 @@ def build_package(into: Path, say: Say, source: Path = REPOSITORY) -> Path:
         root = Path(temporary) / "root"
         root.mkdir(mode=0o755)
         _unpack(layers, root)
-        replaced = arrange(root)
+        replaced = move_files(root)
         version = version_of(root)
-        describe(root, version, replaced)
+        write_metadata(root, version, replaced)
         package = into / f"{NAME}_{version}_{ARCHITECTURE}.deb"
         say(f"package: {package.name}")
         with partial_file(package) as partial:
@@ -67,7 +67,7 @@ def _unpack(layers: Image, root: Path) -> None:
         _run("tar", "-xf", str(layer), "-C", str(root), *parts)
 
 
-def arrange(root: Path) -> list[str]:
+def move_files(root: Path) -> list[str]:
     """Move files of an installation by hand to a package's folders; return their old paths.
 
     Links that enable units are left out: each host decides which units are enabled.
@@ -102,7 +102,7 @@ def version_of(root: Path) -> str:
     return str(HeaderParser().parsestr(found[0].read_text())["Version"])
 
 
-def describe(root: Path, version: str, replaced: list[str]) -> None:
+def write_metadata(root: Path, version: str, replaced: list[str]) -> None:
     """Write the package's metadata: fields, configuration files, maintainer scripts."""
     debian = root / "DEBIAN"
     debian.mkdir(mode=0o755)

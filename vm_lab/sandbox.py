@@ -99,10 +99,12 @@ class LabSandbox:
                 stdin=subprocess.DEVNULL,
             )
         except subprocess.TimeoutExpired as e:
-            raise LabError(f"`{_words(argv)}` did not end within {timeout_s:g} s") from e
+            raise LabError(f"`{_command_text(argv)}` did not end within {timeout_s:g} s") from e
         if done.returncode != 0:
             output = (done.stderr or done.stdout).strip()
-            raise LabError(f"`{_words(argv)}` failed with status {done.returncode}: {output}")
+            raise LabError(
+                f"`{_command_text(argv)}` failed with status {done.returncode}: {output}"
+            )
         return done.stdout
 
     def spawn(self, argv: Sequence[str | Path], log: Path, *, mounts: bool = False) -> int:
@@ -114,8 +116,8 @@ class LabSandbox:
         self.start_namespaces()
         if not self.libvirtd_answers():
             self._start_libvirtd()
-        self._ensure("net", NETWORK, network_xml(topology, machines))
-        self._ensure("pool", POOL, pool_xml(self.paths.pool))
+        self._ensure_started("net", NETWORK, network_xml(topology, machines))
+        self._ensure_started("pool", POOL, pool_xml(self.paths.pool))
 
     def start_namespaces(self) -> None:
         """Create the namespaces and a process that keeps them, unless they exist."""
@@ -224,7 +226,7 @@ class LabSandbox:
             return False
         return True
 
-    def _ensure(self, kind: str, name: str, xml: str) -> None:
+    def _ensure_started(self, kind: str, name: str, xml: str) -> None:
         """Define and start a network ("net") or a storage pool ("pool") unless it is there."""
         if name not in self.run(["virsh", f"{kind}-list", "--all", "--name"], mounts=True).split():
             file = self.paths.state / f"{kind}.xml"
@@ -332,5 +334,5 @@ def _wait_for(what: str, ready: Callable[[], bool], timeout_s: float) -> None:
     wait_until(ready, lambda: LabError(f"waited {timeout_s:g} s for {what}"), timeout_s)
 
 
-def _words(argv: Sequence[str | Path]) -> str:
+def _command_text(argv: Sequence[str | Path]) -> str:
     return " ".join(str(arg) for arg in argv)
