@@ -57,8 +57,8 @@ class _Commands(click.Group):
         if cmd_name not in _ON_DEMAND:
             return super().get_command(ctx, cmd_name)
         module, name = _ON_DEMAND[cmd_name]
-        found: click.Command = getattr(importlib.import_module(module), name)
-        return found
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *_ON_DEMAND])
@@ -138,11 +138,11 @@ def up(
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def status(lab: Lab, output: str) -> None:
     """Show what runs, its location, and how to reach it."""
-    found = lab_status(lab)
+    state = lab_status(lab)
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(state)).decode())
     else:
-        click.echo(status_table(found))
+        click.echo(status_table(state))
 
 
 @main.command(context_settings=FREE_ARGS)

@@ -183,14 +183,14 @@ class Demo:
     def _invocations(self, machines: Iterable[str]) -> dict[str, str]:
         """Return task unit → its invocation, from systemd on the machines."""
         line = "systemctl show -p Id -p InvocationID 'twine-task-*.service'"
-        found = {}
+        invocations = {}
         for machine in machines:
             shown = self._command("twine-lab", "ssh", machine, "--", line, quiet=True)
             for unit in shown.split("\n\n"):
                 properties = dict(row.split("=", 1) for row in unit.splitlines() if "=" in row)
                 if properties:
-                    found[properties["Id"]] = properties["InvocationID"]
-        return found
+                    invocations[properties["Id"]] = properties["InvocationID"]
+        return invocations
 
     def _traffic(self) -> subprocess.Popen[bytes]:
         """Start requests to the web job; they continue until the end of their standard input."""

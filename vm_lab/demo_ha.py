@@ -184,14 +184,14 @@ class HaDemo(Demo):
 
     def _leader(self, role: str) -> Replica:
         """Return the process that leads a role, once one does."""
-        found: list[Replica] = []
+        leaders: list[Replica] = []
 
         def leads() -> bool:
-            found[:] = [r for r in self._replicas if r.role == role and r.leads()]
-            return len(found) == 1
+            leaders[:] = [r for r in self._replicas if r.role == role and r.leads()]
+            return len(leaders) == 1
 
         self._wait_until(f"one process leads {role}", leads)
-        return found[0]
+        return leaders[0]
 
     def _under_traffic(self) -> tuple[dict[str, Any], list[TakeOver], int]:
         """Move the job to shard 1 and kill leaders while clients read and write."""

@@ -62,8 +62,8 @@ def _unpack(layers: Image, root: Path) -> None:
     """Put the parts of both layers that a host needs below `root`."""
     for layer in (layers.deps_layer, layers.project_layer):
         assert layer is not None  # an image with the project has both
-        there = _run("tar", "-tf", str(layer)).splitlines()
-        parts = [part for part in WANTED if f"{part}/" in there]
+        members = _run("tar", "-tf", str(layer)).splitlines()
+        parts = [part for part in WANTED if f"{part}/" in members]
         _run("tar", "-xf", str(layer), "-C", str(root), *parts)
 
 
@@ -96,10 +96,10 @@ def move_files(root: Path) -> list[str]:
 
 def version_of(root: Path) -> str:
     """Return the version of the distribution below a root."""
-    found = list(root.glob("opt/twine/lib/python3*/site-packages/twine_cluster-*/METADATA"))
-    if len(found) != 1:
-        raise LabError(f"the layers have {len(found)} distributions of twine-cluster, not one")
-    return str(HeaderParser().parsestr(found[0].read_text())["Version"])
+    files = list(root.glob("opt/twine/lib/python3*/site-packages/twine_cluster-*/METADATA"))
+    if len(files) != 1:
+        raise LabError(f"the layers have {len(files)} distributions of twine-cluster, not one")
+    return str(HeaderParser().parsestr(files[0].read_text())["Version"])
 
 
 def write_metadata(root: Path, version: str, replaced: list[str]) -> None:

@@ -46,7 +46,7 @@ class LabPromises:
         """Return each broken promise as text; [] if the host kept all and has no work left."""
         possible = {o.name: o for o in self.open.values() if o.what in ("task", "no-task")}
         may_be_gone = {o.image for o in self.open.values() if o.what == "no-image"}
-        found = []
+        broken = []
         for task_id in sorted({*self.tasks, *state.tasks, *possible}):
             allowed = {self.tasks.get(task_id, 0)}
             if task_id in possible:
@@ -55,15 +55,15 @@ class LabPromises:
             generation, task_state = state.tasks.get(task_id, (0, ""))
             if generation not in allowed:
                 wanted = " or ".join(str(g) for g in sorted(allowed))
-                found.append(f"task {task_id} has generation {generation}, not {wanted}")
+                broken.append(f"task {task_id} has generation {generation}, not {wanted}")
             elif generation and task_state != "running":
-                found.append(f"task {task_id} is {task_state}")
+                broken.append(f"task {task_id} is {task_state}")
         for digest, is_present in sorted(self.images.items()):
             if is_present and digest not in state.images and digest not in may_be_gone:
-                found.append(f"image {digest} is gone")
+                broken.append(f"image {digest} is gone")
             if not is_present and digest in state.images:
-                found.append(f"image {digest} is back")
-        return found
+                broken.append(f"image {digest} is back")
+        return broken
 
     def present_images(self) -> list[str]:
         """Return the digests of the images that are there, sorted."""

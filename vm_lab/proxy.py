@@ -99,7 +99,7 @@ class Proxy:
 
 
 def _haproxy() -> str:
-    found = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin")
-    if found is None:
+    path = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin")
+    if path is None:
         raise LabError("there is no haproxy", hint="apt-get install haproxy, or `make setup`")
-    return found
+    return path

@@ -111,18 +111,19 @@ class ReleaseDemo(DeliveryDemo):
         return self._check_undisturbed(outcome, NEW)
 
     def _check_undisturbed(self, outcome: dict[str, Any], release: str) -> dict[str, Any]:
-        """Show which release each machine runs, and check that no task was started again."""
+        """Show which release each machine runs, and check that no task was restarted."""
         views = self._twinectl_json("machine", "list")["machines"]
         agents = {v["record"]["machine"]: v["record"]["facts"]["agent_version"] for v in views}
         plane = subprocess.run([FILES / "probe-control-plane"], check=True, capture_output=True)
-        found = {**agents, "cp": plane.stdout.decode().strip()}
-        click.secho(f"releases: {found}", bold=True)
+        releases = {**agents, "cp": plane.stdout.decode().strip()}
+        click.secho(f"releases: {releases}", bold=True)
         after = self._invocations(MACHINES)
-        again = [task for task, unit in self.before.items() if after.get(task) != unit]
-        click.secho(f"{len(after)} tasks, {len(again)} of them started again: {again}", bold=True)
-        if again or set(found.values()) != {release}:
+        restarted = [task for task, unit in self.before.items() if after.get(task) != unit]
+        text = f"{len(after)} tasks, {len(restarted)} of them started again: {restarted}"
+        click.secho(text, bold=True)
+        if restarted or set(releases.values()) != {release}:
             sys.exit(1)
-        return outcome | {"releases": found, "again": again}
+        return outcome | {"releases": releases, "again": restarted}
 
     def _ready_machines(self) -> set[str]:
         views = self._twinectl_json("machine", "list")["machines"]

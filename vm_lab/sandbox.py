@@ -274,12 +274,12 @@ def pool_xml(folder: Path) -> str:
 
 def processes_in_namespace(inode: int) -> list[int]:
     """Return the processes whose network namespace has that inode number."""
-    found = []
+    pids = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError):  # it has ended, or is a zombie
             if Path(f"/proc/{pid}/ns/net").stat().st_ino == inode:
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def network_namespaces_seeing(folder: Path) -> set[int]:

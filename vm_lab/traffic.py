@@ -88,12 +88,12 @@ class Traffic:
         """
         while not until.is_set():
             try:
-                found = await self._client.endpoints(self._job)
+                endpoints = await self._client.endpoints(self._job)
             except Unreachable:
                 await asyncio.sleep(0.5)
                 continue
-            self._store_list(found)
-            return found.revision
+            self._store_list(endpoints)
+            return endpoints.revision
         return 0
 
     def _store_list(self, endpoints: Endpoints) -> None:
@@ -104,14 +104,14 @@ class Traffic:
     async def _follow(self, revision: int) -> None:
         while True:
             try:
-                found = await self._client.endpoints(self._job, after=revision, wait_s=20)
+                endpoints = await self._client.endpoints(self._job, after=revision, wait_s=20)
             except TwineError:
                 await asyncio.sleep(0.5)  # the last known list stays in use
                 continue
-            if found.revision != revision:
+            if endpoints.revision != revision:
                 self._outcome.revisions += 1
-            revision = found.revision
-            self._store_list(found)
+            revision = endpoints.revision
+            self._store_list(endpoints)
 
     async def _request(
         self, session: aiohttp.ClientSession, url: str, task: str = "proxy", machine: str = ""

@@ -255,15 +255,15 @@ class Clients:
         after = 0
         while life.alive and life is self._life:
             try:
-                found = await control_plane.endpoints(job, after, ENDPOINTS_WAIT_S)
+                endpoints = await control_plane.endpoints(job, after, ENDPOINTS_WAIT_S)
                 life.check_leads()
             except NotFound:
                 break
             except TwineError:
                 await asyncio.sleep(RETRY_S)
                 continue
-            if found.revision > after and life.alive and life is self._life:
-                after = found.revision
-                self.observer.listed(found)
+            if endpoints.revision > after and life.alive and life is self._life:
+                after = endpoints.revision
+                self.observer.listed(endpoints)
         if life.alive and life is self._life:
             self._followed.discard(job)

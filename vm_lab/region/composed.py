@@ -97,15 +97,15 @@ def _story(scenario: Scenario, seed: int, chance: random.Random) -> list[Fault]:
         *(pair if chance.random() < 0.5 else pair[::-1] for pair in requests),
     ]
     chance.shuffle(pairs)
-    for number, (one, other) in enumerate(pairs):
+    for number, (first_kind, second_kind) in enumerate(pairs):
         at = round(number * step + chance.uniform(0, step / 2), 1)
-        first = draw_event(rates[one], scenario, where, chance, at)
-        if one in ON_MACHINES and other in ON_JOBS and chance.random() < 0.75:
+        first = draw_event(rates[first_kind], scenario, where, chance, at)
+        if first_kind in ON_MACHINES and second_kind in ON_JOBS and chance.random() < 0.75:
             first = replaced(
-                first, target=draw_event(rates[other], scenario, where, chance, at).target
+                first, target=draw_event(rates[second_kind], scenario, where, chance, at).target
             )
         at = round(at + chance.uniform(0, max(first.seconds, MEET_S)), 1)
-        story += [first, _draw_second_event(rates[other], first, scenario, where, chance, at)]
+        story += [first, _draw_second_event(rates[second_kind], first, scenario, where, chance, at)]
     return story
 
 

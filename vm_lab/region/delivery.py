@@ -172,15 +172,15 @@ class DeliveredJobs:
 
     def unsettled(self) -> list[str]:
         """Return the pipelines that are not at rest; report those that ended with a wrong image."""
-        found = []
+        reasons = []
         for job, record in self._records.items():
             run = record.active or record.waiting
             if run is not None:
-                found.append(f"pipeline of {job}: {run.state} {run.waits}")
+                reasons.append(f"pipeline of {job}: {run.state} {run.waits}")
             elif record.good.get(job, "") in self.wrong:
                 self._region.checker.violate("delivered", f"{job} finished with a wrong image", job)
         missing = [job for job in self.jobs if job not in self._records]
-        return [*found, *(f"pipeline of {job} is not known" for job in missing)]
+        return [*reasons, *(f"pipeline of {job} is not known" for job in missing)]
 
     def record_job(self, record: JobRecord) -> None:
         """Record a job's current image and size as granted: owners write neither here."""

@@ -73,13 +73,13 @@ class SimulatedEtcd(SimulatedDisk):
         answer = pb.RangeResponse(header=self._header())
         entries = self._entries if at == self.revision else self._entries_at(at)
         if not request.range_end:
-            found = [entries[request.key]] if request.key in entries else []
+            matches = [entries[request.key]] if request.key in entries else []
         else:
             order = self._keys_in_order() if entries is self._entries else sorted(entries)
             first, last = (bisect_left(order, key) for key in (request.key, request.range_end))
-            found = [entries[key] for key in order[first:last]]
-        answer.more = bool(request.limit) and len(found) > request.limit
-        answer.kvs.extend(found[: request.limit or None])
+            matches = [entries[key] for key in order[first:last]]
+        answer.more = bool(request.limit) and len(matches) > request.limit
+        answer.kvs.extend(matches[: request.limit or None])
         return answer
 
     def txn(self, request: pb.TxnRequest, sender: int) -> pb.TxnResponse:
@@ -156,10 +156,10 @@ class SimulatedEtcd(SimulatedDisk):
     # -- keys
 
     def _comparison_holds(self, compare: pb.Compare) -> bool:
-        found = self._entries.get(compare.key)
+        entry = self._entries.get(compare.key)
         if compare.target == pb.Compare.CREATE:
-            return (found.create_revision if found else 0) == compare.create_revision
-        return (found.mod_revision if found else 0) == compare.mod_revision
+            return (entry.create_revision if entry else 0) == compare.create_revision
+        return (entry.mod_revision if entry else 0) == compare.mod_revision
 
     def _put(self, put: pb.PutRequest) -> pb.Event:
         revision, before = self.revision + 1, self._entries.get(put.key)
@@ -205,12 +205,12 @@ class SimulatedEtcd(SimulatedDisk):
 
     def _entries_at(self, revision: int) -> dict[bytes, pb.KeyValue]:
         """Return all entries at a revision that is not compacted."""
-        found = dict[bytes, pb.KeyValue]()
+        entries = dict[bytes, pb.KeyValue]()
         for key, versions in self._revisions.items():
             entry = next((kv for at, kv in reversed(versions) if at <= revision), None)
             if entry is not None:
-                found[key] = entry
-        return found
+                entries[key] = entry
+        return entries
 
     def _header(self) -> pb.ResponseHeader:
         return pb.ResponseHeader(revision=self.revision)

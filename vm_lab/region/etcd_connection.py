@@ -166,10 +166,10 @@ class _EtcdWatch:
         while not self._arrived:
             self._waiter = self._life.loop.create_future()
             await self._waiter
-        found = self._arrived.popleft()
-        if isinstance(found, Compacted):
-            raise found
-        return found
+        response = self._arrived.popleft()
+        if isinstance(response, Compacted):
+            raise response
+        return response
 
     def changed(self) -> None:
         """Send new events, unless an earlier response has not arrived."""

@@ -42,7 +42,7 @@ def _target_machines(region: SimulatedRegion, fault: Fault) -> list[SimulatedMac
 
 def _machine_of_first_task(region: SimulatedRegion, job: str) -> list[SimulatedMachine]:
     """Return the machine of the running task with the lowest index of a job, if there is one."""
-    tasks = [t for t, there in region.checker.copies.items() if t.startswith(f"{job}-") and there]
+    tasks = [t for t, copies in region.checker.copies.items() if t.startswith(f"{job}-") and copies]
     if not tasks:
         return []
     first = min(tasks, key=lambda task: int(task.rpartition("-")[2]))

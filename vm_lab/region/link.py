@@ -114,10 +114,10 @@ class AgentLink:
     async def get_task(self, task_id: str) -> api.TaskStatus:
         """Return the observed state of a task."""
         tasks = await self.list_tasks()
-        found = [t for t in tasks.tasks if t.task_id == task_id]
-        if not found:
+        matching = [t for t in tasks.tasks if t.task_id == task_id]
+        if not matching:
             raise NotFound(f"there is no task {task_id} on this machine")
-        return found[0]
+        return matching[0]
 
     async def restart_task(
         self, task_id: str, generation: int | None = None, epoch: int | None = None

@@ -92,15 +92,15 @@ class RegionProcesses(Plane):
 
     def owners(self, entitlement: str) -> list[str]:
         """Return the leading processes that own an entitlement, each by its own state."""
-        found = []
+        owners = []
         for role in self.role_names():
             life = self.leader(role)
             if life is None or not life.alive or life.plane is None:
                 continue
             shards = life.plane.shards.all
             if any(shard.allocator.region.owns(entitlement) for shard in shards):
-                found.append(life.name)
-        return found
+                owners.append(life.name)
+        return owners
 
     def find_serving(self, url: str) -> ProcessLife | None:
         """Return the process that serves at a URL now."""

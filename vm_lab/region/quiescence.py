@@ -40,24 +40,26 @@ async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> l
         if name in region.foreign:
             continue
         record = await _record(control_plane, name)
-        found = record.spec if record is not None else None
+        recorded = record.spec if record is not None else None
         wanted = expected_spec(owned, record) if record is not None else owned.granted
-        if found != wanted and region.clients.is_acknowledged(name):
-            held = "nothing" if found is None else f"{found.tasks} tasks of {found.image[7:11]}"
+        if recorded != wanted and region.clients.is_acknowledged(name):
+            held = "nothing"
+            if recorded is not None:
+                held = f"{recorded.tasks} tasks of {recorded.image[7:11]}"
             lost.append(
                 f"job {name}: {owned.granted.tasks} tasks of {owned.granted.image[7:11]} were"
                 f" granted at {owned.granted_at:.1f} s, and there is {held}"
             )
-    kept = {
+    stored = {
         e.record.name: e.record.spec
         for e in (await control_plane.capacity.list_entitlements()).entitlements
     }
     lost += [
         f"entitlement {name} is not as it was granted"
         for name, spec in region.clients.entitlements.items()
-        if (there := kept.get(name)) is None
-        or replace(there, host_profile=spec.host_profile) != spec
-        or not is_profile_of(there.host_profile, spec.host_profile)
+        if (stored_spec := stored.get(name)) is None
+        or replace(stored_spec, host_profile=spec.host_profile) != spec
+        or not is_profile_of(stored_spec.host_profile, spec.host_profile)
     ]
     return lost
 
@@ -66,19 +68,19 @@ async def unsettled(region: SimulatedRegion, control_plane: ControlPlane) -> lis
     """Return all reasons why the region is not at rest."""
     if not region.clients.is_idle():
         return ["a client still waits for an answer"]
-    found = []
+    reasons = []
     liveness = await control_plane.ready()
     if not liveness.ok or liveness.detail:
-        found.append(f"ready says {liveness.detail}")
+        reasons.append(f"ready says {liveness.detail}")
     try:
-        records, bound = await _jobs(region, control_plane, found)
+        records, bound = await _jobs(region, control_plane, reasons)
         held = {machine for task, machine in records.items() if task.rpartition("-")[0] in bound}
-        found += _profiles(region, control_plane, held)
-        await _machines(region, control_plane, found)
+        reasons += _profiles(region, control_plane, held)
+        await _machines(region, control_plane, reasons)
     except TwineError as e:
-        return [*found, f"the control plane cannot be asked: {e}"]
-    _copies(region, records, bound, found)
-    return found
+        return [*reasons, f"the control plane cannot be asked: {e}"]
+    _copies(region, records, bound, reasons)
+    return reasons
 
 
 def _profiles(region: SimulatedRegion, control_plane: ControlPlane, held: set[str]) -> list[str]:
@@ -98,7 +100,7 @@ def _profiles(region: SimulatedRegion, control_plane: ControlPlane, held: set[st
 
 
 async def _jobs(
-    region: SimulatedRegion, control_plane: ControlPlane, found: list[str]
+    region: SimulatedRegion, control_plane: ControlPlane, reasons: list[str]
 ) -> tuple[dict[str, str], set[str]]:
     """Check all jobs; return task → machine by their records, and jobs that cannot update."""
     placed, bound = dict[str, str](), set[str]()
@@ -106,7 +108,7 @@ async def _jobs(
         spec = owned.granted
         if owned.requested is None or spec is None:
             if await _record(control_plane, name) is not None:
-                found.append(f"job {name} was stopped and is still there")
+                reasons.append(f"job {name} was stopped and is still there")
             continue
         status = await control_plane.get_job(name)
         expected_spec(owned, status.record)
@@ -115,7 +117,7 @@ async def _jobs(
                 placed[task_id(name, task.index)] = task.placement.machine
         if status.record.spec.image in region.machine_context.bad_images:
             if not may_stay_unhealthy(status.record):
-                found.append(f"job {name} runs a version that never gets healthy")
+                reasons.append(f"job {name} runs a version that never gets healthy")
             bound.add(name)
             continue
         listed = {e.task: e.machine for e in (await control_plane.endpoints(name)).endpoints}
@@ -127,10 +129,10 @@ async def _jobs(
             bound.add(name)
             continue
         if status.phase is not JobPhase.STABLE:
-            found.append(f"job {name} is {status.phase}: {status.detail}")
-        found += differences_at_rest(owned, status, _images(region, name), region.timeline.now)
+            reasons.append(f"job {name} is {status.phase}: {status.detail}")
+        reasons += differences_at_rest(owned, status, _images(region, name), region.timeline.now)
         if len(listed) != spec.tasks:  # which indexes stay is the scheduler's choice
-            found.append(f"job {name} lists {len(listed)} of {spec.tasks} tasks")
+            reasons.append(f"job {name} lists {len(listed)} of {spec.tasks} tasks")
     return placed, bound
 
 
@@ -219,22 +221,24 @@ def _has_room(machine: SimulatedMachine, spec: JobSpec) -> bool:
     return memory <= usable_bytes(machine.memory_bytes) and cores <= machine.cpus * 1000
 
 
-async def _machines(region: SimulatedRegion, control_plane: ControlPlane, found: list[str]) -> None:
+async def _machines(
+    region: SimulatedRegion, control_plane: ControlPlane, reasons: list[str]
+) -> None:
     for view in (await control_plane.list_machines()).machines:
         record = view.record
         if record.state is not MachineState.UP:
-            found.append(f"machine {record.machine} is {record.state} and answers")
+            reasons.append(f"machine {record.machine} is {record.state} and answers")
         elif not view.ready:
-            found.append(f"machine {record.machine} is not ready")
+            reasons.append(f"machine {record.machine} is not ready")
         if record.hold is not None:
-            found.append(f"machine {record.machine} is held for {record.hold.transaction}")
+            reasons.append(f"machine {record.machine} is held for {record.hold.transaction}")
         copies = region.machines[record.machine].copies
         if copies and not record.entitlement:
-            found.append(f"machine {record.machine} is free and has {', '.join(sorted(copies))}")
+            reasons.append(f"machine {record.machine} is free and has {', '.join(sorted(copies))}")
 
 
 def _copies(
-    region: SimulatedRegion, placed: dict[str, str], bound: set[str], found: list[str]
+    region: SimulatedRegion, placed: dict[str, str], bound: set[str], reasons: list[str]
 ) -> None:
     """Compare the running tasks with the records; jobs of `bound` cannot update."""
     running: dict[str, list[str]] = {}
@@ -244,13 +248,13 @@ def _copies(
             job = copy.spec.job or task.rpartition("-")[0]
             owned = region.clients.jobs.get(job)  # None: a job of best-effort work
             if owned is not None and job not in bound and _runs_older_image(copy, owned):
-                found.append(f"{task} on {machine.name} runs an older image")
+                reasons.append(f"{task} on {machine.name} runs an older image")
             if not copy.alive:
-                found.append(f"{task} on {machine.name} is {copy.state}")
+                reasons.append(f"{task} on {machine.name} is {copy.state}")
     for task in sorted(running.keys() | placed.keys()):
         where = sorted(running.get(task, []))
         if where != [placed[task]] if task in placed else where:
-            found.append(
+            reasons.append(
                 f"{task} is recorded on {placed.get(task, 'no machine')} and there on"
                 f" {', '.join(where) or 'none'}"
             )

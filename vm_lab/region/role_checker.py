@@ -127,14 +127,14 @@ class RoleChecker:
 
     def unsettled(self) -> list[str]:
         """Return the roles without a serving leader, and the entitlements without an owner."""
-        plane, found = self._plane, list[str]()
+        plane, reasons = self._plane, list[str]()
         self._check_scopes()
         for role in plane.role_names():
             life = plane.leader(role)
             if life is None or not life.alive or life.plane is None:
-                found.append(f"{role} has no leader that serves")
+                reasons.append(f"{role} has no leader that serves")
         for name in sorted(self._region.clients.entitlements):
             self._region.checker.check_one_owner(name)
             if not plane.owners(name):
-                found.append(f"{name} is owned by no process")
-        return found
+                reasons.append(f"{name} is owned by no process")
+        return reasons

@@ -176,14 +176,14 @@ def parse(text: str, name: str) -> Scenario:
         document = parse_toml(text)
     except (ValueError, RecursionError) as e:
         raise ConfigError(f"scenario {name!r} is no TOML: {e}") from e
-    found = violations(document, Scenario)
-    if not found:
+    errors = violations(document, Scenario)
+    if not errors:
         scenario = msgspec.convert(document, Scenario)
-        found = list(_contradictions(scenario))
-        if not found:
+        errors = list(_contradictions(scenario))
+        if not errors:
             return replace(scenario, name=name)
-    listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
-    raise ConfigError(f"scenario {name!r} is not valid: {listed}", errors=tuple(found))
+    listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
+    raise ConfigError(f"scenario {name!r} is not valid: {listed}", errors=tuple(errors))
 
 
 def _contradictions(scenario: Scenario) -> Iterator[FieldError]:

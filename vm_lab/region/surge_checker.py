@@ -74,9 +74,9 @@ class SurgeChecker:
         most = owned.largest_size + owned.requested.update.surge
         alive = [
             task
-            for task, there in copies.items()
+            for task, task_copies in copies.items()
             if task.startswith(f"{job}-")
             and task not in removed
-            and any(copy.wanted for copy in there.values())
+            and any(copy.wanted for copy in task_copies.values())
         ]
         return f"{job} has {len(alive)} tasks, at most {most} may be" if len(alive) > most else ""
