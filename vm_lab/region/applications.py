@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from vm_lab.region.checker import Checker
     from vm_lab.region.plane import PlaneLife
 
-KINDS = ("shards", "quorum", "stateless", "never")
+CONTROLLER_KINDS = ("shards", "quorum", "stateless", "never")
 CALL_S = 0.02
+"""Seconds that a request to a controller takes, and its answer."""
 TIMEOUT_S = 5.0
+"""Timeout of the control plane for an answer, in seconds."""
 ELECTION_S = 4.0
 """Seconds without a leader after the last one was taken down."""
 NOTICE_S = 30.0

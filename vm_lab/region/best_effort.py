@@ -35,9 +35,12 @@ if TYPE_CHECKING:
 OWNER = "spare"
 """The entitlement of the work; it has no machines of its own."""
 STEP_S = 1.0
+"""Seconds between two steps of the modelled tasks."""
 ROUND_S = 10.0
+"""Seconds between two rounds of Optimus."""
 USERS = ("ann", "bob", "cay")
-AHEAD = 12
+QUEUED_AHEAD = 12
+"""Most tasks beyond the running ones that may wait for machines."""
 RETURN_S = 60.0
 """Seconds that a task may run on a machine that is no longer lent: the agent may be unreachable, or
 the machine was given back by force while the task was stopping."""
@@ -121,8 +124,10 @@ class BestEffortWork:
         if life.number > 1:
             await self._store.__aexit__(None, None, None)
         async with self._store:
-            front = _OptimusFrontEnd(life)
-            optimus = Optimus(runtime, front, self._store, OWNER, {"ann": 200}, AHEAD, ROUND_S)
+            front_end = _OptimusFrontEnd(life)
+            optimus = Optimus(
+                runtime, front_end, self._store, OWNER, {"ann": 200}, QUEUED_AHEAD, ROUND_S
+            )
             await optimus.load()
             self._optimus = optimus
             for name, (user, request) in self.requests.items():

@@ -89,7 +89,7 @@ def _shape(shape: Shape, work: ScenarioWork, chance: random.Random) -> Shape:
 
 def _story(scenario: Scenario, seed: int, chance: random.Random) -> list[Fault]:
     rates = {rate.kind: rate for rate in scenario.faults}
-    where, story = places(scenario.shape), list[Fault]()
+    machines, story = places(scenario.shape), list[Fault]()
     step = scenario.minutes * 60 / (scenario.pairs + scenario.requests)
     requests = [(chance.choice(_REQUESTS), chance.choice(_CUTS)) for _ in range(scenario.requests)]
     pairs = [
@@ -99,13 +99,13 @@ def _story(scenario: Scenario, seed: int, chance: random.Random) -> list[Fault]:
     chance.shuffle(pairs)
     for number, (first_kind, second_kind) in enumerate(pairs):
         at = round(number * step + chance.uniform(0, step / 2), 1)
-        first = draw_event(rates[first_kind], scenario, where, chance, at)
+        first = draw_event(rates[first_kind], scenario, machines, chance, at)
         if first_kind in ON_MACHINES and second_kind in ON_JOBS and chance.random() < 0.75:
-            first = replaced(
-                first, target=draw_event(rates[second_kind], scenario, where, chance, at).target
-            )
+            other = draw_event(rates[second_kind], scenario, machines, chance, at)
+            first = replaced(first, target=other.target)
         at = round(at + chance.uniform(0, max(first.seconds, MEET_S)), 1)
-        story += [first, _draw_second_event(rates[second_kind], first, scenario, where, chance, at)]
+        second = _draw_second_event(rates[second_kind], first, scenario, machines, chance, at)
+        story += [first, second]
     return story
 
 
@@ -113,7 +113,7 @@ def _draw_second_event(
     rate: FaultRate,
     first: Fault,
     scenario: Scenario,
-    where: list[MachinePlace],
+    machines: list[MachinePlace],
     chance: random.Random,
     at: float,
 ) -> Fault:
@@ -121,7 +121,7 @@ def _draw_second_event(
 
     If one event is about a job and the other about machines, both have the job as their target.
     """
-    second = draw_event(rate, scenario, where, chance, at)
+    second = draw_event(rate, scenario, machines, chance, at)
     if chance.random() < 0.25:
         return second
     alike = second.target.partition(":")[0] == first.target.partition(":")[0]

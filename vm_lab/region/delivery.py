@@ -110,11 +110,11 @@ class DeliveredJobs:
         self._allow_size(job, self._region.clients.jobs[job].requested, tasks)
         self._send(ask)
 
-    def _allow_size(self, job: str, asked: JobSpec | None, tasks: int) -> None:
+    def _allow_size(self, job: str, requested: JobSpec | None, tasks: int) -> None:
         """Allow a job to have only `tasks` tasks: a write of its size is under way."""
-        if asked is not None:
+        if requested is not None:
             owned = self._region.clients.jobs[job]
-            owned.requested = replace(asked, tasks=min(asked.tasks, tasks))
+            owned.requested = replace(requested, tasks=min(requested.tasks, tasks))
 
     def release(self, job: str, kind: str) -> str:
         """Make a new image of a job: `good`, `wrong` (its gate fails) or `ill` (never healthy)."""

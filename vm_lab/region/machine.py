@@ -265,20 +265,20 @@ class SimulatedMachine:
         """End a task as if it had exited; the agent restarts it if its policy says so."""
         copy.last_exit = api.Exit(result=result, at=self.wall())
         when = copy.spec.restart.when
-        again = when is RestartWhen.ALWAYS or (
+        restarts = when is RestartWhen.ALWAYS or (
             when is RestartWhen.ON_FAILURE and result != "success"
         )
-        if not again:
+        if not restarts:
             state = TaskState.STOPPED if result == "success" else TaskState.FAILED
             self.set_state(copy, state, reason=reason)
             return
         copy.restarts += 1
-        pause = min(
+        backoff_s = min(
             copy.spec.restart.backoff_s * 2.0 ** min(copy.restarts - 1, 16),
             copy.spec.restart.backoff_max_s,
         )
         self.set_state(copy, TaskState.BACKOFF, reason=reason)
-        self.after(copy, pause, self.start)
+        self.after(copy, backoff_s, self.start)
 
     def stop_processes(self, copy: Copy, then: Callable[[Copy], None]) -> None:
         """End the processes of a task, then call `then`."""

@@ -1,6 +1,6 @@
-"""Contact of a modelled agent with its control plane, which some tasks must not outlive.
+"""Contact of a modelled agent with its control plane; some tasks end if it is lost for too long.
 
-The agent ends them; if it cannot, the fence does, a separate program (docs/adr/0024).
+The agent ends them. If it cannot, the fence ends them, which is a separate program (docs/adr/0024).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class PlaneContact:
         """
         if has_contact == self._has_contact:
             return
-        late = [copy for copy in self._machine.copies.values() if self.has_run_out(copy.spec)]
+        overdue = [copy for copy in self._machine.copies.values() if self.has_run_out(copy.spec)]
         self._has_contact = has_contact
         self._changes += 1
         if has_contact:
-            for copy in late:
+            for copy in overdue:
                 self._end_cut_off(copy)
         else:
             self._lost_at = last_contact
@@ -57,26 +57,27 @@ class PlaneContact:
         """Schedule the end of a task, in case the control plane stays silent for too long."""
         after_s = disconnect_limit_s(copy.spec)
         if after_s is not None and copy.wanted and not self._has_contact:
-            timeline, alone_s = self._machine.context.timeline, copy.spec.stop_timeout_s + FENCE_S
-            timeline.at(self._lost_at + after_s, self._cut_off, copy, self._changes)
-            timeline.at(self._lost_at + after_s + alone_s, self._fence, copy, self._changes)
+            timeline, end_at = self._machine.context.timeline, self._lost_at + after_s
+            fence_at = end_at + (copy.spec.stop_timeout_s + FENCE_S)
+            timeline.at(end_at, self._end_by_agent, copy, self._changes)
+            timeline.at(fence_at, self._kill_by_fence, copy, self._changes)
 
-    def _cut_off(self, copy: Copy, contacts: int) -> None:
+    def _end_by_agent(self, copy: Copy, contacts: int) -> None:
         machine = self._machine
-        works = machine.agent_up and machine.context.timeline.now >= machine.hung_until
-        if contacts == self._changes and works:
+        agent_works = machine.agent_up and machine.context.timeline.now >= machine.hung_until
+        if contacts == self._changes and agent_works:
             self._end_cut_off(copy)
 
     def _end_cut_off(self, copy: Copy) -> None:
-        known = self._machine.copies.get(copy.task_id) is copy
-        if known and copy.wanted and copy.alive and self._machine.on and not copy.cut_off:
+        is_current = self._machine.copies.get(copy.task_id) is copy
+        if is_current and copy.wanted and copy.alive and self._machine.on and not copy.cut_off:
             copy.cut_off, copy.reason = True, _REASON
             self._machine.stop_processes(copy, self.end_as_cut_off)
 
-    def _fence(self, copy: Copy, contacts: int) -> None:
+    def _kill_by_fence(self, copy: Copy, contacts: int) -> None:
         """Kill the remaining processes; the fence is a separate program and needs no agent."""
-        known = self._machine.copies.get(copy.task_id) is copy
-        if contacts == self._changes and known and copy.alive and self._machine.on:
+        is_current = self._machine.copies.get(copy.task_id) is copy
+        if contacts == self._changes and is_current and copy.alive and self._machine.on:
             copy.step_number += 1
             copy.cut_off, copy.reason = True, _REASON
             self.end_as_cut_off(copy)

@@ -57,11 +57,14 @@ class RegionProcesses(Plane):
         """Start without processes."""
         super().__init__(timeline, history, network, {"main": etcd}, machines, settings, seed)
         self.seed, self.etcd = seed, etcd
-        self.hosts = [ProcessHost(f"core-{_letter(n)}", CORE, None) for n in range(counts.core)]
+        letters = [chr(ord("a") + n) for n in range(max(counts.core, counts.replicas))]
+        self.hosts = [
+            ProcessHost(f"core-{letter}", CORE, None) for letter in letters[: counts.core]
+        ]
         for shard in range(1, counts.shards + 1):
             self.hosts += [
-                ProcessHost(f"shard-{shard}-{_letter(n)}", f"shard-{shard}", shard)
-                for n in range(counts.replicas)
+                ProcessHost(f"shard-{shard}-{letter}", f"shard-{shard}", shard)
+                for letter in letters[: counts.replicas]
             ]
         self.shards = counts.shards + 1
         self.by_number: dict[int, ProcessLife] = {}
@@ -294,7 +297,3 @@ def role_of(shard: int) -> str:
 
 def _url(host: ProcessHost) -> str:
     return f"https://{host.name}"
-
-
-def _letter(number: int) -> str:
-    return chr(ord("a") + number)

@@ -1,13 +1,13 @@
 """The checker of promises in a simulated region: free machines must suffice for all quotas.
 
-It reads grants and machines from etcd's log, and has its own arithmetic. Its three rules:
+It reads entitlements and machines from etcd's log, and has its own arithmetic. Its three rules:
 
 - no process takes a machine for an entitlement that is pinned to another region;
 - the sum of all quotas never exceeds the machines of the region;
 - no process takes a free machine that another entitlement needs to fill its quota.
 
-The last rule has a closed form: an entitlement may have the machines of one data center, of one
-region, or any.
+The last rule has a closed form, because an entitlement may have the machines of one data center, of
+one region, or any machines.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class PromiseChecker:
         if taken and missing > missing_before:
             left = ", ".join(f"{n} in {dc}" for dc, n in sorted(self._free().items())) or "nothing"
             self._violate(
-                "promises", f"{'; '.join(taken)}: {missing} promised ones lack, {left} left"
+                "promises",
+                f"{'; '.join(taken)}: {missing} promised machines are missing, {left} left",
             )
         if granted and (shortage := self._missing_in_all()):
             self._violate(

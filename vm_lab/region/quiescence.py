@@ -1,6 +1,6 @@
 """Checks of a region at rest: no write is lost, no task is left over, all jobs run as granted.
 
-They compare the control plane's answers with the tasks that run on machines.
+The checks compare the control plane's answers with the tasks that run on machines.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> l
             continue
         if name in region.foreign:
             continue
-        record = await _record(control_plane, name)
+        record = await _find_record(control_plane, name)
         recorded = record.spec if record is not None else None
         wanted = expected_spec(owned, record) if record is not None else owned.granted
         if recorded != wanted and region.clients.is_acknowledged(name):
@@ -73,20 +73,24 @@ async def unsettled(region: SimulatedRegion, control_plane: ControlPlane) -> lis
     if not liveness.ok or liveness.detail:
         reasons.append(f"ready says {liveness.detail}")
     try:
-        records, bound = await _jobs(region, control_plane, reasons)
-        held = {machine for task, machine in records.items() if task.rpartition("-")[0] in bound}
-        reasons += _profiles(region, control_plane, held)
-        await _machines(region, control_plane, reasons)
+        records, blocked = await _check_jobs(region, control_plane, reasons)
+        blocked_machines = {
+            machine for task, machine in records.items() if task.rpartition("-")[0] in blocked
+        }
+        reasons += _unfinished_rollouts(region, control_plane, blocked_machines)
+        await _check_machines(region, control_plane, reasons)
     except TwineError as e:
         return [*reasons, f"the control plane cannot be asked: {e}"]
-    _copies(region, records, bound, reasons)
+    _check_copies(region, records, blocked, reasons)
     return reasons
 
 
-def _profiles(region: SimulatedRegion, control_plane: ControlPlane, held: set[str]) -> list[str]:
+def _unfinished_rollouts(
+    region: SimulatedRegion, control_plane: ControlPlane, blocked_machines: set[str]
+) -> list[str]:
     """Return the profile rollouts that are under way.
 
-    A rollout may wait forever for machines in `held`: their tasks must stay, because the versions
+    A rollout may wait forever for `blocked_machines`: their tasks must stay, because the versions
     of their jobs never become healthy and have no automatic rollback.
     """
     rollouts = [control_plane.profiles.show(name).rollout for name in region.clients.entitlements]
@@ -95,19 +99,19 @@ def _profiles(region: SimulatedRegion, control_plane: ControlPlane, held: set[st
         for rollout in rollouts
         if rollout is not None
         and is_under_way(rollout)
-        and not (rollout.trial and held.issuperset(rollout.trial))
+        and not (rollout.trial and blocked_machines.issuperset(rollout.trial))
     ]
 
 
-async def _jobs(
+async def _check_jobs(
     region: SimulatedRegion, control_plane: ControlPlane, reasons: list[str]
 ) -> tuple[dict[str, str], set[str]]:
     """Check all jobs; return task → machine by their records, and jobs that cannot update."""
-    placed, bound = dict[str, str](), set[str]()
+    placed, blocked = dict[str, str](), set[str]()
     for name, owned in region.clients.jobs.items():
         spec = owned.granted
         if owned.requested is None or spec is None:
-            if await _record(control_plane, name) is not None:
+            if await _find_record(control_plane, name) is not None:
                 reasons.append(f"job {name} was stopped and is still there")
             continue
         status = await control_plane.get_job(name)
@@ -118,25 +122,27 @@ async def _jobs(
         if status.record.spec.image in region.machine_context.bad_images:
             if not may_stay_unhealthy(status.record):
                 reasons.append(f"job {name} runs a version that never gets healthy")
-            bound.add(name)
+            blocked.add(name)
             continue
         listed = {e.task: e.machine for e in (await control_plane.endpoints(name)).endpoints}
         if _runs_as_far_as_room_allows(region, status, len(listed)):
-            if is_bound(status):
-                bound.add(name)
+            if is_update_blocked(status):
+                blocked.add(name)
             continue
         if _is_held_up_in_transfer(region, status, len(listed)):
-            bound.add(name)
+            blocked.add(name)
             continue
         if status.phase is not JobPhase.STABLE:
             reasons.append(f"job {name} is {status.phase}: {status.detail}")
-        reasons += differences_at_rest(owned, status, _images(region, name), region.timeline.now)
+        reasons += differences_at_rest(
+            owned, status, _running_images(region, name), region.timeline.now
+        )
         if len(listed) != spec.tasks:  # which indexes stay is the scheduler's choice
             reasons.append(f"job {name} lists {len(listed)} of {spec.tasks} tasks")
-    return placed, bound
+    return placed, blocked
 
 
-def _images(region: SimulatedRegion, job: str) -> Counter[str]:
+def _running_images(region: SimulatedRegion, job: str) -> Counter[str]:
     """Return how many copies of a job run each image."""
     copies = (c for machine in region.machines.values() for c in machine.copies.values())
     return Counter(
@@ -151,7 +157,7 @@ def _runs_as_far_as_room_allows(region: SimulatedRegion, status: JobStatus, list
     return (
         placed < len(tasks) == status.wanted
         and placed == listed == status.healthy
-        and (placed == status.updated or is_bound(status))
+        and (placed == status.updated or is_update_blocked(status))
         and is_full(region, status.record.spec)
     )
 
@@ -189,7 +195,7 @@ def may_stay_unhealthy(record: JobRecord) -> bool:
     )
 
 
-def is_bound(status: JobStatus) -> bool:
+def is_update_blocked(status: JobStatus) -> bool:
     """Return whether the tasks that wait for room use up the job's availability budget.
 
     A release has to wait then: the owner requested more tasks than there is room for, and allows
@@ -221,7 +227,7 @@ def _has_room(machine: SimulatedMachine, spec: JobSpec) -> bool:
     return memory <= usable_bytes(machine.memory_bytes) and cores <= machine.cpus * 1000
 
 
-async def _machines(
+async def _check_machines(
     region: SimulatedRegion, control_plane: ControlPlane, reasons: list[str]
 ) -> None:
     for view in (await control_plane.list_machines()).machines:
@@ -237,17 +243,17 @@ async def _machines(
             reasons.append(f"machine {record.machine} is free and has {', '.join(sorted(copies))}")
 
 
-def _copies(
-    region: SimulatedRegion, placed: dict[str, str], bound: set[str], reasons: list[str]
+def _check_copies(
+    region: SimulatedRegion, placed: dict[str, str], blocked: set[str], reasons: list[str]
 ) -> None:
-    """Compare the running tasks with the records; jobs of `bound` cannot update."""
+    """Compare the running tasks with the records; jobs of `blocked` cannot update."""
     running: dict[str, list[str]] = {}
     for machine in region.machines.values():
         for task, copy in machine.copies.items():
             running.setdefault(task, []).append(machine.name)
             job = copy.spec.job or task.rpartition("-")[0]
             owned = region.clients.jobs.get(job)  # None: a job of best-effort work
-            if owned is not None and job not in bound and _runs_older_image(copy, owned):
+            if owned is not None and job not in blocked and _runs_older_image(copy, owned):
                 reasons.append(f"{task} on {machine.name} runs an older image")
             if not copy.alive:
                 reasons.append(f"{task} on {machine.name} is {copy.state}")
@@ -269,7 +275,7 @@ def _runs_older_image(copy: Copy, owned: OwnedJob) -> bool:
     )
 
 
-async def _record(control_plane: ControlPlane, name: str) -> JobRecord | None:
+async def _find_record(control_plane: ControlPlane, name: str) -> JobRecord | None:
     try:
         return (await control_plane.get_job(name)).record
     except NotFound:

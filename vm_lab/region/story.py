@@ -119,19 +119,23 @@ def _roles(scenario: Scenario) -> list[str]:
 def draw(scenario: Scenario, seed: int) -> list[Fault]:
     """Return the story of a seed, in the order of time, with times of a tenth of a second."""
     chance = random.Random(f"{scenario.name} {seed} story")
-    where = places(scenario.shape)
+    machines = places(scenario.shape)
     story = check_targets(read("\n".join(scenario.story)), scenario)
     for rate in scenario.faults:
         expected = rate.per_hour * scenario.minutes / 60
         count = int(expected) + (chance.random() < expected % 1)
         for _ in range(count):
             at = round(chance.uniform(0, scenario.minutes * 60), 1)
-            story.append(draw_event(rate, scenario, where, chance, at))
+            story.append(draw_event(rate, scenario, machines, chance, at))
     return sorted(story, key=lambda fault: (fault.at, str(fault)))
 
 
 def draw_event(
-    rate: FaultRate, scenario: Scenario, where: list[MachinePlace], chance: random.Random, at: float
+    rate: FaultRate,
+    scenario: Scenario,
+    machines: list[MachinePlace],
+    chance: random.Random,
+    at: float,
 ) -> Fault:
     """Return an event of a kind at a time, with drawn target, duration and value."""
     longest = scenario.minutes * 60 - at
@@ -139,11 +143,11 @@ def draw_event(
     value = round(chance.uniform(*rate.value), 3)
     if rate.kind in INSTANT:
         seconds = 0.0
-    return Fault(at, rate.kind, _target(rate, scenario, where, chance), seconds, value)
+    return Fault(at, rate.kind, _target(rate, scenario, machines, chance), seconds, value)
 
 
 def _target(
-    rate: FaultRate, scenario: Scenario, where: list[MachinePlace], chance: random.Random
+    rate: FaultRate, scenario: Scenario, machines: list[MachinePlace], chance: random.Random
 ) -> str:
     if rate.kind.startswith("plane-"):
         return "plane:"
@@ -151,13 +155,13 @@ def _target(
         domain = "standby" if chance.random() < _STANDBYS else "role"
         return f"{domain}:{chance.choice(_roles(scenario))}"
     if rate.kind.startswith("store-"):
-        return f"store:{chance.choice(_stores(scenario, where))}"
+        return f"store:{chance.choice(_stores(scenario, machines))}"
     domain = "job" if rate.kind in ON_JOBS else chance.choice(rate.where)
     if domain == "job":
         return f"job:job{chance.randrange(scenario.work.jobs)}"
     if domain == "region":
         return "region:"
-    return f"{domain}:{chance.choice(where).name_of(domain)}"
+    return f"{domain}:{chance.choice(machines).name_of(domain)}"
 
 
 def changed_event(fault: Fault, **changes: float) -> Fault:

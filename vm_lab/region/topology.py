@@ -12,7 +12,7 @@ from agent.api import Disconnect, DisconnectPolicy, Limits, Location
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.elastic import Elastic, Promise
 from control_plane.api.jobs import ControllerRef, JobProbe, JobSpec, UpdatePolicy
-from vm_lab.region.applications import KINDS
+from vm_lab.region.applications import CONTROLLER_KINDS
 from vm_lab.region.machine import RESERVE_BYTES
 from vm_lab.region.scenario import Scenario, Shape
 
@@ -95,7 +95,7 @@ def jobs(scenario: Scenario, seed: int) -> list[JobSpec]:
         cores = round(chance.uniform(*work.cpu_cores), 2)
         stop = chance.random() < work.stop_jobs
         specs.append(
-            _cut_off(
+            _with_disconnect_policy(
                 JobSpec(
                     name=f"job{number}",
                     entitlement=f"ent{number % work.entitlements}",
@@ -125,7 +125,7 @@ def with_controllers(
 ) -> list[JobSpec]:
     """Return the jobs, some with a controller and a larger availability budget."""
     chance = random.Random(f"{scenario.name} {seed} controllers")
-    kinds = scenario.work.controllers or KINDS
+    kinds = scenario.work.controllers or CONTROLLER_KINDS
     changed = []
     for number, spec in enumerate(specs):
         if chance.random() < scenario.work.controlled:
@@ -139,7 +139,7 @@ def with_controllers(
     return changed
 
 
-def _cut_off(spec: JobSpec, *, stop: bool) -> JobSpec:
+def _with_disconnect_policy(spec: JobSpec, *, stop: bool) -> JobSpec:
     """Return the job with its `disconnect` policy."""
     if not stop:
         return spec

@@ -155,7 +155,7 @@ def test_a_release_waits_at_rest_while_tasks_without_room_use_up_the_budget(wait
         for i in range(4)
     ]
     status = summarize(JobRecord(name="web", spec=spec, version=2, specs={}, tasks=tasks))
-    assert quiescence.is_bound(status) is bound
+    assert quiescence.is_update_blocked(status) is bound
 
 
 @pytest.mark.parametrize(("paused_s", "accused"), [(1.9, 0), (2.6, 1)])
@@ -207,7 +207,7 @@ def test_a_leftover_task_of_best_effort_work_is_a_reason_for_unrest(world: World
     spec = api.TaskSpec(generation=1, epoch=1, image=IMAGE, command=["x"], job="work0")
     agent.put_task(machine, "work0-0", replace(spec, limits=api.Limits(memory_max_bytes=1 << 20)))
     reasons: list[str] = []
-    quiescence._copies(world.region, dict(WHERE), set(), reasons)
+    quiescence._check_copies(world.region, dict(WHERE), set(), reasons)
     assert [r for r in reasons if "work0" in r] == [
         "work0-0 is recorded on no machine and there on m07"
     ]

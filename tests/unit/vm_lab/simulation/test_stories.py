@@ -10,7 +10,7 @@ import pytest
 from control_plane.api.settings import SchedulerSettings
 from control_plane.roles import ControlPlane
 from vm_lab.region import quiescence, scenario
-from vm_lab.region.applications import KINDS as APPLICATION_KINDS
+from vm_lab.region.applications import CONTROLLER_KINDS
 from vm_lab.region.checker import Violation
 from vm_lab.region.composed import MEET_S, scenario_of_seed
 from vm_lab.region.faults import _INJECTORS
@@ -84,7 +84,7 @@ def test_all_errors_of_a_scenario_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         scenario.parse(text, "mine")
     assert {error.field for error in caught.value.errors} >= {"minutes", "wrong"}
-    assert set(get_args(Controller)) == set(APPLICATION_KINDS)
+    assert set(get_args(Controller)) == set(CONTROLLER_KINDS)
     with pytest.raises(ConfigError, match=r"work\.controllers"):
         scenario.parse('says = "x"\n[work]\ncontrollers = ["quorun"]\n', "mine")
     with pytest.raises(ConfigError, match="'explode' is none of"):
