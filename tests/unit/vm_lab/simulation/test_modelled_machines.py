@@ -175,10 +175,10 @@ def test_a_host_without_agent_refuses_and_a_wrong_server_sends_an_invalid_answer
     world: World,
 ) -> None:
     async def body() -> None:
-        world.machine.agent_is(up=False)
+        world.machine.set_agent(up=False)
         with pytest.raises(Refused):
             await world.link.get_machine()
-        world.machine.agent_is(up=True)
+        world.machine.set_agent(up=True)
         world.machine.garbled = True
         with pytest.raises(ProtocolError):
             await world.link.get_machine()
