@@ -76,7 +76,7 @@ class LoadedJobs:
         self.resizes: list[tuple[float, str, int, int]] = []
         """Time, job, size before and after."""
         region.network.usage, region.policies = self.usage, policies
-        region.plane.started.append(self._begin)
+        region.plane.on_serving.append(self._begin)
         region.timeline.after(STEP_S, self._step)
 
     # -- load
@@ -139,7 +139,7 @@ class LoadedJobs:
         life.loop.create_task(self._run(life))
 
     async def _run(self, life: PlaneLife) -> None:
-        runtime = SteppedRuntime(self._region.plane.wall, life.number)
+        runtime = SteppedRuntime(self._region.plane.wall_time, life.number)
         front_end = _FrontEnd(self, life)
         usage = TaskUsageSource(runtime, front_end.describe_task)
         sources: dict[LoadSignal, LoadSource] = {LoadSignal.CPU: usage}

@@ -227,7 +227,7 @@ def answer(machine: SimulatedMachine, request: AgentCall) -> object:
         _record_owner(machine, request)
         answered = request.handle(machine, *request.args)
         if request.mutates:
-            machine.context.obeyed(machine, request.sender)
+            machine.context.on_command(machine, request.sender)
         return answered
     except TwineError as e:
         return e

@@ -166,7 +166,7 @@ class Applications:
 
     # -- the checker
 
-    def listed(self, job: str, now: Collection[str]) -> None:
+    def record_listed(self, job: str, now: Collection[str]) -> None:
         """Record which tasks of a job are listed for clients now."""
         application = self.by_job.get(job)
         if application is not None:

@@ -97,7 +97,7 @@ class BestEffortWork:
         elastic = Elastic(borrow=region.scenario.shape.machines, notice=Promise.QUICK)
         spare = EntitlementSpec(machines=0, host_profile="soft-spare", elastic=elastic)
         region.timeline.after(5.0, region.clients.put_entitlement, OWNER, spare)
-        region.plane.started.append(self._begin)
+        region.plane.on_serving.append(self._begin)
         region.timeline.after(STEP_S, self._advance)
         before = region.more_unsettled
         region.more_unsettled = lambda: [*before(), *self._unsettled()]
@@ -120,7 +120,7 @@ class BestEffortWork:
         life.loop.create_task(self._run(life))
 
     async def _run(self, life: PlaneLife) -> None:
-        runtime = SteppedRuntime(self.region.plane.wall, life.number)
+        runtime = SteppedRuntime(self.region.plane.wall_time, life.number)
         if life.number > 1:
             await self._store.__aexit__(None, None, None)
         async with self._store:

@@ -72,7 +72,7 @@ class BudgetChecker:
                 checked.cancelled_late_at = self._now
             checked.in_maintenance, checked.deadline_at = False, float("inf")
 
-    def listed(self, endpoints: Endpoints) -> None:
+    def endpoints_changed(self, endpoints: Endpoints) -> None:
         """Record a job's endpoints, and check the tasks that are no longer listed."""
         before = self.endpoints.get(endpoints.job)
         now = {e.task: e.machine for e in endpoints.endpoints}
@@ -83,7 +83,7 @@ class BudgetChecker:
         if gone:
             self._check_budget(endpoints.job, gone, now)
             self._check_acknowledged(endpoints.job, gone, now)
-        self._region.applications.listed(endpoints.job, now)
+        self._region.applications.record_listed(endpoints.job, now)
 
     def _check_budget(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
         owned = self._region.clients.jobs.get(job)

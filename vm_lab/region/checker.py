@@ -357,6 +357,6 @@ class Checker(Observer):
             waited = self.now - request.sent_at
             self.violate("answer", f"no answer for {waited:.0f} s: {request.text}", request.text)
 
-    def listed(self, endpoints: Endpoints) -> None:
+    def endpoints_changed(self, endpoints: Endpoints) -> None:
         """Check which tasks a job no longer lists."""
-        self.budgets.listed(endpoints)
+        self.budgets.endpoints_changed(endpoints)

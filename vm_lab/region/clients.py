@@ -212,7 +212,7 @@ class Clients:
     ) -> None:
         try:
             await request.call(control_plane)
-            life.check_leads()
+            life.require_leader()
         except TwineError as e:
             if life.alive and life is self._life:
                 self._handle_error(request, e)
@@ -256,7 +256,7 @@ class Clients:
         while life.alive and life is self._life:
             try:
                 endpoints = await control_plane.endpoints(job, after, ENDPOINTS_WAIT_S)
-                life.check_leads()
+                life.require_leader()
             except NotFound:
                 break
             except TwineError:
@@ -264,6 +264,6 @@ class Clients:
                 continue
             if endpoints.revision > after and life.alive and life is self._life:
                 after = endpoints.revision
-                self.observer.listed(endpoints)
+                self.observer.endpoints_changed(endpoints)
         if life.alive and life is self._life:
             self._followed.discard(job)

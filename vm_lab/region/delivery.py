@@ -69,9 +69,9 @@ class DeliveredJobs:
         self.runs: dict[tuple[str, int], PipelineRun] = {}
         """Job and number → runs that ended."""
         self._figures = region.figures
-        region.foreign = frozenset(self.jobs)
+        region.externally_written = frozenset(self.jobs)
         region.more_unsettled = self.unsettled
-        region.plane.started.append(self._begin)
+        region.plane.on_serving.append(self._begin)
         region.timeline.after(ACT_EVERY_S, self._act)
 
     # -- writers of the jobs
@@ -203,7 +203,7 @@ class DeliveredJobs:
         life.loop.create_task(self._run(life))
 
     async def _run(self, life: PlaneLife) -> None:
-        runtime = SteppedRuntime(self._region.plane.wall, life.number)
+        runtime = SteppedRuntime(self._region.plane.wall_time, life.number)
         if life.number > 1:
             await self._store.__aexit__(None, None, None)
         async with self._store:

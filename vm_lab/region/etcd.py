@@ -47,7 +47,7 @@ class SimulatedEtcd(SimulatedDisk):
         self.revision, self.compacted = 1, 0
         self.log: list[tuple[int, list[pb.Event]]] = []
         """All transactions since the compaction, oldest first."""
-        self.applied: Applied = lambda _sender, _events: None
+        self.on_commit: Applied = lambda _sender, _events: None
         self.watchers: list[Callable[[], None]] = []
         """Called after each change."""
         self._entries: dict[bytes, pb.KeyValue] = {}
@@ -194,7 +194,7 @@ class SimulatedEtcd(SimulatedDisk):
         self.transactions += 1
         self.largest_transaction = max(self.largest_transaction, len(events))
         self.largest_value = max(self.largest_value, *(len(e.kv.value) for e in events), 0)
-        self.applied(sender, events)
+        self.on_commit(sender, events)
         for changed in list(self.watchers):
             changed()
 

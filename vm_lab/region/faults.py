@@ -60,13 +60,13 @@ def _for_duration(
     def begin_fault(region: SimulatedRegion, fault: Fault, _: int) -> None:
         for machine in _target_machines(region, fault):
             key = (machine.name, fault.kind)
-            region.acting[key] = region.acting.get(key, 0) + 1
+            region.active_faults[key] = region.active_faults.get(key, 0) + 1
             begin(machine, fault)
             region.timeline.after(fault.seconds, end_fault, region, machine, key)
 
     def end_fault(region: SimulatedRegion, machine: SimulatedMachine, key: tuple[str, str]) -> None:
-        region.acting[key] -= 1
-        if not region.acting[key]:
+        region.active_faults[key] -= 1
+        if not region.active_faults[key]:
             end(machine)
 
     return begin_fault
@@ -134,7 +134,7 @@ def _drift(machine: SimulatedMachine, _: Fault) -> None:
 
 
 def _host_clock(machine: SimulatedMachine, fault: Fault) -> None:
-    machine.clock_off_s += fault.value
+    machine.clock_offset_s += fault.value
 
 
 def _first_running_task(
@@ -199,12 +199,12 @@ def _on_store(store_fault: Callable[[Fault], StoreFault]) -> Injector:
     def begin_fault(region: SimulatedRegion, fault: Fault, number: int) -> None:
         disk = region.disks.get(fault.name, region.disks["main"])
         disk.fault = store_fault(fault)
-        region.store_faults[disk.name] = number
+        region.newest_store_fault[disk.name] = number
         region.timeline.after(fault.seconds, end_fault, region, disk, number)
 
     def end_fault(region: SimulatedRegion, disk: SimulatedDisk, number: int) -> None:
         disk.fault_ended_at = region.timeline.now
-        if region.store_faults[disk.name] == number:
+        if region.newest_store_fault[disk.name] == number:
             disk.fault = StoreFault()
             region.history.note(f"store {disk.name} is well again")
 
@@ -237,7 +237,7 @@ def _restart(region: SimulatedRegion, _fault: Fault, _: int) -> None:
 
 
 def _plane_clock(region: SimulatedRegion, fault: Fault, _: int) -> None:
-    region.plane.clock_off_s += fault.value
+    region.plane.clock_offset_s += fault.value
 
 
 def _resize(region: SimulatedRegion, fault: Fault, _: int) -> None:
@@ -252,8 +252,8 @@ def _release(region: SimulatedRegion, fault: Fault, _: int) -> None:
     owned = region.clients.jobs[fault.name]
     if owned.requested is not None:
         number = int(fault.name.removeprefix("job"))
-        region.releases[number] = region.releases.get(number, 0) + 1
-        digest = image(number, region.releases[number])
+        region.release_counts[number] = region.release_counts.get(number, 0) + 1
+        digest = image(number, region.release_counts[number])
         region.plane.images.add(digest)
         region.machine_context.known_images.add(digest)
         region.clients.apply_job(replace(owned.requested, image=digest))

@@ -80,8 +80,9 @@ class MachineContext:
     timeline: Timeline
     history: History
     observer: Observer = field(default_factory=Observer)
-    obeyed: Callable[[SimulatedMachine, int], None] = lambda _machine, _sender: None
-    """Called with the machine and the sender (number of a process life) of each obeyed command."""
+    on_command: Callable[[SimulatedMachine, int], None] = lambda _machine, _sender: None
+    """Called with the machine and the sender (number of a process life) of each command that the
+    machine's agent obeyed."""
     known_images: set[str] = field(default_factory=set)
     bad_images: set[str] = field(default_factory=set)
     """Images whose tasks never become healthy."""
@@ -116,7 +117,7 @@ class SimulatedMachine:
         """Whether its answers are malformed."""
         self.pull_fails = False
         self.start_fails = False
-        self.clock_off_s = 0.0
+        self.clock_offset_s = 0.0
         self.boots = 1
         self.copies: dict[str, Copy] = {}
         self.tombstones: dict[str, tuple[int, int]] = {}
@@ -135,9 +136,9 @@ class SimulatedMachine:
 
     # -- state
 
-    def wall(self) -> float:
+    def wall_time(self) -> float:
         """Return the time of the machine's clock."""
-        return EPOCH_S + self.context.timeline.now + self.clock_off_s
+        return EPOCH_S + self.context.timeline.now + self.clock_offset_s
 
     def boot_id(self) -> str:
         """Return the name of this boot."""
@@ -205,7 +206,12 @@ class SimulatedMachine:
         """Add an event, and notify the streams that follow the agent."""
         self.sequence += 1
         event = api.Event(
-            sequence=self.sequence, at=self.wall(), kind=kind, object=name, message="", task=task
+            sequence=self.sequence,
+            at=self.wall_time(),
+            kind=kind,
+            object=name,
+            message="",
+            task=task,
         )
         self.events.append(event)
         for stream in self.streams:
@@ -263,7 +269,7 @@ class SimulatedMachine:
 
     def end(self, copy: Copy, result: str, reason: str) -> None:
         """End a task as if it had exited; the agent restarts it if its policy says so."""
-        copy.last_exit = api.Exit(result=result, at=self.wall())
+        copy.last_exit = api.Exit(result=result, at=self.wall_time())
         when = copy.spec.restart.when
         restarts = when is RestartWhen.ALWAYS or (
             when is RestartWhen.ON_FAILURE and result != "success"
@@ -349,7 +355,7 @@ class SimulatedMachine:
             if not copy.wanted:
                 self.forget(copy)
                 continue
-            copy.last_exit = api.Exit(result="lost", at=self.wall())
+            copy.last_exit = api.Exit(result="lost", at=self.wall_time())
             copy.state, copy.health = TaskState.STOPPED, Health.UNKNOWN
             copy.reason = "the host was rebooted"
         if self.profile.wanted is not None:

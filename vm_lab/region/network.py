@@ -26,7 +26,7 @@ CONNECT_S = 4.0
 ANSWER_S = 30.0
 """Timeout of an answer, in seconds (`WireClient`)."""
 OPEN_CONNECTION_S = 5.0
-"""Seconds that requests on an existing connection still arrive after the way back is cut."""
+"""Seconds that requests on an existing connection still arrive after the direction back is cut."""
 
 
 @dataclass(frozen=True, slots=True)

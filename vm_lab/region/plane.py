@@ -71,7 +71,7 @@ class PlaneLife:
         """Return whether no other process has taken over from this one."""
         return True
 
-    def check_leads(self) -> None:
+    def require_leader(self) -> None:
         """Raise if the process does not lead, so that its answers are void; here it leads."""
 
     @property
@@ -164,18 +164,18 @@ class Plane:
         self.disks, self.machines, self.settings = disks, machines, settings
         self.shards = settings.shards
         self.observer = Observer()
-        self.callers: Callable[[PlaneLife], CallController] = lambda _: no_controller
+        self.controller_caller: Callable[[PlaneLife], CallController] = lambda _: no_controller
         """Returns the function that a life calls TaskControllers with."""
         self.images: set[str] = set()
         self.profile_keys: dict[str, list[str]] = {}
         """Profile → the keys that owners may change."""
         self.overgrant = Overgrant.REFUSE
-        self.clock_off_s = 0.0
+        self.clock_offset_s = 0.0
         self.life: PlaneLife | None = None
         self.lives = 0
         self.writer: ProcessLife | None = None
         """The process that made the write that is being checked."""
-        self.started: list[Callable[[PlaneLife], None]] = []
+        self.on_serving: list[Callable[[PlaneLife], None]] = []
         """Called with each life once it serves."""
         self._seed = seed
         self._down_until = 0.0
@@ -221,9 +221,9 @@ class Plane:
             self.history.note("control plane restarts")
             self.life.ended.set()
 
-    def wall(self) -> float:
+    def wall_time(self) -> float:
         """Return the time of the clock of the control plane's host."""
-        return EPOCH_S + self.timeline.now + self.clock_off_s
+        return EPOCH_S + self.timeline.now + self.clock_offset_s
 
     def _run_life(self) -> None:
         self.lives += 1
@@ -258,7 +258,7 @@ class Plane:
                 stores[name] = await stack.enter_async_context(StoreFacade(disk, life))
             main = stores.pop("main")
             seed = zlib.crc32(f"{self._seed} {life.number}".encode())
-            runtime = SteppedRuntime(self.wall, seed)
+            runtime = SteppedRuntime(self.wall_time, seed)
             control_plane = self._control_plane(
                 life, main, runtime, "always the same", broker_stores=stores
             )
@@ -266,7 +266,7 @@ class Plane:
                 life.control_plane = control_plane
                 self.history.note("control plane serves")
                 self.observer.plane_changed("serves")
-                for call in self.started:
+                for call in self.on_serving:
                     call(life)
                 await self._until_end(life, control_plane)
 
@@ -298,7 +298,7 @@ class Plane:
             self.settings,
             self._find_image,
             broker_stores=broker_stores,
-            call_controller=self.callers(life),
+            call_controller=self.controller_caller(life),
             boot_id=boot_id,
             portal=PortalSettings(profile_keys=self.profile_keys, overgrant=self.overgrant),
             solve=solve_in_steps,

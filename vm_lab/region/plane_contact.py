@@ -84,7 +84,7 @@ class PlaneContact:
 
     def end_as_cut_off(self, copy: Copy) -> None:
         """Record that a task was ended because the control plane was silent."""
-        copy.last_exit = api.Exit(result="cut-off", at=self._machine.wall())
+        copy.last_exit = api.Exit(result="cut-off", at=self._machine.wall_time())
         self._machine.set_state(copy, TaskState.STOPPED, reason=copy.reason)
 
 

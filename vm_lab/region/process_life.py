@@ -35,7 +35,7 @@ class ProcessHost:
     """The path of its messages from and to etcd."""
     etcd_delays: dict[int, float] = field(default_factory=dict)
     """Fault → most seconds by which messages between it and etcd are late."""
-    clock_off_s: float = 0.0
+    clock_offset_s: float = 0.0
     down_until: float = 0.0
     life: ProcessLife | None = None
 
@@ -105,7 +105,7 @@ class ProcessLife(PlaneLife):
     def _wake(self) -> None:
         self.awake_since = self.timeline.now
 
-    def check_leads(self) -> None:
+    def require_leader(self) -> None:
         """Raise if this process no longer leads, so that its answers are void."""
         if failure := self.store_failure():
             raise Busy(f"this control plane cannot answer any more: {failure}")

@@ -245,7 +245,7 @@ class RegionProcesses(Plane):
             life=f"{life.number:016x}",
         )
         runtime = SteppedRuntime(
-            lambda: EPOCH_S + self.timeline.now + life.host.clock_off_s,
+            lambda: EPOCH_S + self.timeline.now + life.host.clock_offset_s,
             zlib.crc32(f"{self.seed} {life.number}".encode()),
         )
         runtime.date()  # detects steps of the clock from here on, as in `process.before`
@@ -286,7 +286,7 @@ class RegionProcesses(Plane):
         """Make clients call a core."""
         self.life = life
         self.observer.plane_changed("serves")
-        for call in self.started:
+        for call in self.on_serving:
             call(life)
 
 

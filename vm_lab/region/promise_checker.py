@@ -64,7 +64,7 @@ class PromiseChecker:
         self._region_of: dict[str, str] = {}
         """Data center → region."""
 
-    def applied(self, operations: Sequence[Operation]) -> None:
+    def check_commit(self, operations: Sequence[Operation]) -> None:
         """Record one transaction, and compare the states before and after it."""
         missing_before, taken, granted = self._missing(), list[str](), list[str]()
         for operation in operations:

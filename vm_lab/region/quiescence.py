@@ -37,7 +37,7 @@ async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> l
             or not region.clients.is_acknowledged(name)
         ):
             continue
-        if name in region.foreign:
+        if name in region.externally_written:
             continue
         record = await _find_record(control_plane, name)
         recorded = record.spec if record is not None else None

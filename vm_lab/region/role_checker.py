@@ -46,11 +46,11 @@ class RoleChecker:
         self._obeyed: dict[tuple[str, str], int] = {}
         """Machine and entitlement → the latest tenure whose command was obeyed."""
         region.figures |= {"take-overs": 0, "moves": 0}
-        plane.etcd.applied = self.applied
-        region.machine_context.obeyed = self.obeyed
+        plane.etcd.on_commit = self.check_commit
+        region.machine_context.on_command = self.check_command
         region.more_unsettled = self.unsettled
 
-    def applied(self, sender: int, events: Sequence[pb.Event]) -> None:
+    def check_commit(self, sender: int, events: Sequence[pb.Event]) -> None:
         """Record a transaction that etcd has carried out; `sender` 0: a lease expired."""
         operations = list[Operation]()
         for event in events:
@@ -85,7 +85,7 @@ class RoleChecker:
                 self._check_scopes()
                 self._region.figures["moves"] += before != owned.shard
         self._plane.writer = life
-        self._promises.applied(operations)
+        self._promises.check_commit(operations)
         self._region.checker.stored("main", operations)
 
     def _check_scopes(self) -> None:
@@ -106,7 +106,7 @@ class RoleChecker:
             if owner is not None and tenures[-1:] != [owner.number]:
                 tenures.append(owner.number)
 
-    def obeyed(self, machine: SimulatedMachine, sender: int) -> None:
+    def check_command(self, machine: SimulatedMachine, sender: int) -> None:
         """Check that the sender's tenure is not older than the one obeyed before."""
         entitlement = self._region.checker.machines[machine.name].entitlement
         if not entitlement:

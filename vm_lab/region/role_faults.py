@@ -59,7 +59,7 @@ def _kill_at_step(_: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
 
 
 def _clock(_: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
-    life.host.clock_off_s += fault.value
+    life.host.clock_offset_s += fault.value
 
 
 def _at_write(plane: RegionProcesses, life: ProcessLife, fault: Fault) -> None:

@@ -115,14 +115,16 @@ class SimulatedRegion:
         self.intent_checker = IntentChecker(self)
         self.checker = Checker(self)
         self.applications = Applications(self.checker, scenario.work.replicas)
-        self.acting: dict[tuple[str, str], int] = {}
-        """(Machine, kind) → how many faults of the kind act on it."""
-        self.store_faults: dict[str, int] = {}
-        self.releases: dict[int, int] = {}
+        self.active_faults: dict[tuple[str, str], int] = {}
+        """(Machine, kind) → how many faults of the kind are active on it."""
+        self.newest_store_fault: dict[str, int] = {}
+        """Store → number of the fault that began last."""
+        self.release_counts: dict[int, int] = {}
+        """Number of a job → how many images its owner released."""
         self.samples: list[Sample] = []
         self.policies: dict[str, Autoscale] = {}
         """Job → the policy in its job file, for jobs whose size follows their load (`load.py`)."""
-        self.foreign: frozenset[str] = frozenset()
+        self.externally_written: frozenset[str] = frozenset()
         """Jobs whose image and size are written by other clients than their owners."""
         self.figures: dict[str, int] = {}
         """Further figures of the outcome."""
@@ -134,7 +136,7 @@ class SimulatedRegion:
         self._reasons: list[str] = []
         """Why the region was not at rest at the last check."""
         self._rested_since: float | None = None
-        self._begun = False
+        self._story_begun = False
         self.story_at = 0.0
         self._connect()
 
@@ -155,10 +157,10 @@ class SimulatedRegion:
         """Connect the control plane with its callers, and all parts with the checkers."""
         if self.scenario.work.overgranted:
             self.plane.overgrant = Overgrant.ALLOW
-        self.plane.callers = self.applications.caller
+        self.plane.controller_caller = self.applications.caller
         self.clients.observer = self.plane.observer = self.machine_context.observer = self.checker
         self.clients.report_late = self.checker.check_late_answer
-        self.plane.started = [self.clients.serve, self._start_loss_check]
+        self.plane.on_serving = [self.clients.serve, self._start_loss_check]
         if self.roles is not None:
             from vm_lab.region.role_checker import RoleChecker
 
@@ -247,7 +249,7 @@ class SimulatedRegion:
         """Schedule the events of the story; all jobs run now."""
         start = self.timeline.now
         self.history.note("the story begins")
-        self._begun, self.story_at = True, start
+        self._story_begun, self.story_at = True, start
         idle_s = 0.0 if self.scenario.faults else self.scenario.minutes * 60
         self.faults_end = start + max((f.at + f.seconds for f in story), default=idle_s)
         for number, fault in enumerate(story):
@@ -297,13 +299,15 @@ class SimulatedRegion:
             self._rested_since = self.timeline.now
 
     def _end_or_check_again(self, then: Callable[[], None], deadline: float) -> None:
-        stay = MUST_REST_S if self._begun else 0.0
+        stay = MUST_REST_S if self._story_begun else 0.0
         if self._rested_since is not None and self.timeline.now - self._rested_since >= stay:
             self.rested_at = self._rested_since
             then()
         elif self.timeline.now >= deadline and (self._reasons or self._rested_since is None):
             why = "; ".join(self._reasons[:6]) or "no machine can be asked"
-            begun = "the region does not come to rest" if self._begun else "it was never ready"
+            begun = (
+                "the region does not come to rest" if self._story_begun else "it was never ready"
+            )
             self.checker.violate("rest", f"{begun}: {why}", "rest")
             self.plane.finish()
         else:

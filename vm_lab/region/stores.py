@@ -122,11 +122,11 @@ class StoreFacade:
         return await done
 
     def failure(self) -> str:
-        """Return an empty text: a modelled disk can always recover."""
+        """Return why the store failed for good: always empty, a modelled disk can recover."""
         return self._disk.engine.failure()
 
     async def wait_failed(self) -> None:
-        """Return never."""
+        """Wait forever: a modelled disk can always recover."""
         await self._disk.engine.wait_failed()
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[KeyChange]:

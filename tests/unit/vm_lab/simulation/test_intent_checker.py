@@ -67,7 +67,7 @@ class World:
             if task not in without
         ]
         made = Endpoints(job="web", revision=self.generation, endpoints=endpoints)
-        self.region.checker.listed(made)
+        self.region.checker.endpoints_changed(made)
 
     def accused(self) -> list[str]:
         return [v.text for v in self.region.checker.violations if v.rule == "budget"]
