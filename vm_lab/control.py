@@ -109,7 +109,13 @@ class LabControlPlane:
     def twinectl(self, *args: str) -> str:
         """Return the JSON that a twinectl command prints."""
         argv = [str(program("twinectl")), "--endpoint", self.endpoint, *args, "-o", "json"]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+            )
+        except subprocess.TimeoutExpired as e:
+            command = f"twinectl {' '.join(args)}"
+            raise LabError(f"`{command}` did not end within {PATIENCE_S:g} s") from e
         if done.returncode != 0:
             raise LabError(f"`twinectl {' '.join(args)}` failed: {done.stderr.strip()}")
         return done.stdout
