@@ -141,17 +141,17 @@ class RegionProcesses(Plane):
 
     def _run_events(self) -> None:
         """Run other events until a callback of a process is due."""
-        line = self.timeline
+        timeline = self.timeline
         loops = [host.life.loop for host in self.hosts if host.life is not None]
-        due = min((loop.next_at() for loop in loops), default=float("inf"))
+        next_callback = min((loop.next_at() for loop in loops), default=float("inf"))
         while not any(loop.is_ready for loop in loops):
-            ahead = line.next_at()
-            if ahead == due == float("inf"):
-                raise Stuck(f"every process waits for another at {line.now:.3f} s")
-            if ahead > due:
-                line.now = max(line.now, due)
+            next_event = timeline.next_at()
+            if next_event == next_callback == float("inf"):
+                raise Stuck(f"every process waits for another at {timeline.now:.3f} s")
+            if next_event > next_callback:
+                timeline.now = max(timeline.now, next_callback)
                 return
-            line.step()
+            timeline.step()
             if self._over or len(loops) != sum(host.life is not None for host in self.hosts):
                 return
 
