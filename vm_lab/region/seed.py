@@ -31,6 +31,7 @@ from vm_lab.region.loop import Stuck, Timeline
 from vm_lab.region.machine import MachineContext, SimulatedMachine
 from vm_lab.region.network import SimulatedNetwork
 from vm_lab.region.plane import Plane, PlaneLife
+from vm_lab.region.rest import RestWatch
 from vm_lab.region.scenario import Scenario
 from vm_lab.region.stores import SimulatedDisk
 from vm_lab.region.story import Fault, check_targets, draw
@@ -45,11 +46,8 @@ ELECTIONS_S = 5.0
 """Seconds until all shards have a leader, which entitlements can be assigned to."""
 JOB_INTERVAL_S = 4.0
 """Seconds between jobs with [roles]: each entitlement goes to the least loaded shard then."""
-REST_CHECK_EVERY_S = 5.0
 OnProgress = Callable[[float], None]
 """Called regularly with the virtual time, in seconds."""
-MUST_REST_S = 45.0
-"""Seconds that a region must stay at rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +128,8 @@ class SimulatedRegion:
         """Further figures of the outcome."""
         self.more_unsettled: Callable[[], list[str]] = list
         """Returns further reasons why the region is not at rest."""
-        self.rested_at: float | None = None
-        """Since when the region has been at rest after the story; None: it is not."""
+        self.rest = RestWatch(self)
         self.faults_end = 0.0
-        self._reasons: list[str] = []
-        """Why the region was not at rest at the last check."""
-        self._rested_since: float | None = None
-        self._story_begun = False
         self.story_at = 0.0
         self._connect()
 
@@ -212,7 +205,7 @@ class SimulatedRegion:
     def run(self, story: Sequence[Fault]) -> None:
         """Set up the region, run the story, end its faults, and wait until it is at rest."""
         self._set_up()
-        self.timeline.at(1.0, self._await_rest, lambda: self._begin(story), SET_UP_S)
+        self.timeline.at(1.0, self.rest.wait_ready, lambda: self._begin(story), SET_UP_S)
         self.timeline.at(0.0, self._sample)
         limit = SET_UP_S + (self.scenario.minutes + self.scenario.settle_minutes) * 60 + 600.0
         try:
@@ -249,7 +242,7 @@ class SimulatedRegion:
         """Schedule the events of the story; all jobs run now."""
         start = self.timeline.now
         self.history.note("the story begins")
-        self._story_begun, self.story_at = True, start
+        self.story_at = start
         idle_s = 0.0 if self.scenario.faults else self.scenario.minutes * 60
         self.faults_end = start + max((f.at + f.seconds for f in story), default=idle_s)
         for number, fault in enumerate(story):
@@ -262,56 +255,10 @@ class SimulatedRegion:
         for machine in self.machines.values():
             machine.power_on()
             machine.reach_changed()
-        self.rested_at = None
-        self.timeline.after(
-            1.0, self._await_rest, self.plane.finish, self.scenario.settle_minutes * 60
-        )
+        within_s = self.scenario.settle_minutes * 60
+        self.timeline.after(1.0, self.rest.wait_rested, self.plane.finish, within_s)
 
-    # -- rest
-
-    def _await_rest(self, then: Callable[[], None], within_s: float) -> None:
-        """Call `then` once the region is at rest; end the run if it is not within `within_s`."""
-        deadline = self.timeline.now + within_s
-        self._rested_since = None
-        self._schedule_rest_check(then, deadline)
-
-    def _schedule_rest_check(self, then: Callable[[], None], deadline: float) -> None:
-        life = self.plane.life
-        serving = self.plane.serving
-        if life is None or serving is None:
-            self._reasons = ["the control plane does not serve"]
-            self._rested_since = None
-        else:
-            life.loop.create_task(self._update_reasons(life))
-        self.timeline.after(REST_CHECK_EVERY_S, self._end_or_check_again, then, deadline)
-
-    async def _update_reasons(self, life: PlaneLife) -> None:
-        serving = life.control_plane
-        if serving is None:
-            return
-        reasons = [*await quiescence.unsettled(self, serving), *self.more_unsettled()]
-        if not life.alive:
-            return
-        self._reasons = reasons
-        if reasons:
-            self._rested_since = None
-        elif self._rested_since is None:
-            self._rested_since = self.timeline.now
-
-    def _end_or_check_again(self, then: Callable[[], None], deadline: float) -> None:
-        stay = MUST_REST_S if self._story_begun else 0.0
-        if self._rested_since is not None and self.timeline.now - self._rested_since >= stay:
-            self.rested_at = self._rested_since
-            then()
-        elif self.timeline.now >= deadline and (self._reasons or self._rested_since is None):
-            why = "; ".join(self._reasons[:6]) or "no machine can be asked"
-            begun = (
-                "the region does not come to rest" if self._story_begun else "it was never ready"
-            )
-            self.checker.violate("rest", f"{begun}: {why}", "rest")
-            self.plane.finish()
-        else:
-            self._schedule_rest_check(then, deadline)
+    # -- lost writes
 
     def _start_loss_check(self, life: PlaneLife) -> None:
         if life.number > 1:
@@ -377,7 +324,7 @@ def run_seed(
         samples=region.samples,
         refused=region.clients.refused,
         story_at=region.story_at,
-        settle_s=max(0.0, (region.rested_at or region.timeline.now) - region.faults_end),
+        settle_s=max(0.0, (region.rest.rested_at or region.timeline.now) - region.faults_end),
     )
 
 

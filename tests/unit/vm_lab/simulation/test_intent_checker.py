@@ -200,7 +200,7 @@ def test_a_job_that_is_stopped_and_recreated_may_be_absent_in_between(world: Wor
 
 
 @pytest.mark.behaviour("BUG-LB15")
-def test_a_leftover_task_of_best_effort_work_is_a_reason_for_unrest(world: World) -> None:
+def test_a_leftover_task_of_best_effort_work_is_named_as_a_reason(world: World) -> None:
     """Formerly the check ended with a `KeyError`, and the region named no reason."""
     machine = world.region.machines["m07"]
     machine.images.add(IMAGE)
