@@ -131,13 +131,14 @@ class FleetHost:
             "epoch": int(options["epoch"]),
             "state": "verified",
         }
-        slow = 1 + zlib.crc32(self.name.encode()) % 100 / 50
-        times = {name: round(slow * ms, 2) for name, (_, ms) in _SETTINGS.items()}
-        rows = [{"setting": n, "outcome": "applied", "took_ms": ms} for n, ms in times.items()]
+        slowness = 1 + zlib.crc32(self.name.encode()) % 100 / 50
+        times = {name: round(slowness * ms, 2) for name, (_, ms) in _SETTINGS.items()}
+        applied = [{"setting": n, "outcome": "applied", "took_ms": ms} for n, ms in times.items()]
         values = ({"wanted": value, "actual": value} for value, _ in _SETTINGS.values())
-        proved = [row | value for row, value in zip(rows, values, strict=True)]
+        verified = [row | value for row, value in zip(applied, values, strict=True)]
         switch = {"command": "apply", "at": time.time(), "took_ms": sum(times.values())}
-        report = target | {"settings": proved, "switched": target | switch | {"settings": rows}}
+        switched = target | switch | {"settings": applied}
+        report = target | {"settings": verified, "switched": switched}
         folder = self.folder / "sidekick"
         folder.mkdir(exist_ok=True)
         (folder / "status.json").write_text(json.dumps(report))
