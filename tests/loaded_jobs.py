@@ -76,7 +76,7 @@ class LoadedJobs:
         self.resizes: list[tuple[float, str, int, int]] = []
         """Time, job, size before and after."""
         region.network.usage, region.policies = self.usage, policies
-        region.plane.started.append(self._begin)
+        region.plane.on_serving.append(self._begin)
         region.timeline.after(STEP_S, self._step)
 
     # -- load
@@ -121,7 +121,7 @@ class LoadedJobs:
                 serving=len(copies),
                 cpu=cpu,
                 machines=holding,
-                old=sum(1 for c in copies if c.runs != owned.granted.image),
+                old=sum(1 for c in copies if c.running_image != owned.granted.image),
             )
         )
 
@@ -139,7 +139,7 @@ class LoadedJobs:
         life.loop.create_task(self._run(life))
 
     async def _run(self, life: PlaneLife) -> None:
-        runtime = SteppedRuntime(self._region.plane.wall, life.number)
+        runtime = SteppedRuntime(self._region.plane.wall_time, life.number)
         front_end = _FrontEnd(self, life)
         usage = TaskUsageSource(runtime, front_end.describe_task)
         sources: dict[LoadSignal, LoadSource] = {LoadSignal.CPU: usage}
@@ -156,15 +156,15 @@ class LoadedJobs:
         record, tasks = size.status.record, size.tasks
         name, was = record.name, record.spec.tasks
         owned = self._region.clients.jobs[name]
-        asked, granted = owned.asked, owned.granted
+        asked, granted = owned.requested, owned.granted
         if asked is None or granted is None or life.control_plane is None:
             return "the job stops"
-        owned.asked = replace(asked, tasks=min(was, tasks))
-        owned.most = max(owned.most, tasks)
+        owned.requested = replace(asked, tasks=min(was, tasks))
+        owned.largest_size = max(owned.largest_size, tasks)
         try:
             await life.control_plane.intents.size(name, size_change(size), "autoscaler")
         except TwineError as e:
-            owned.asked = asked
+            owned.requested = asked
             return str(e)
         self.resizes.append((self._region.timeline.now, name, was, tasks))
         self.observe(name, tasks)
@@ -172,19 +172,19 @@ class LoadedJobs:
 
     def release(self, job: str, digest: str, tasks: int) -> None:
         """Apply the job file with a new image, and with the `tasks` of the owner's file."""
-        asked = self._region.clients.jobs[job].asked
+        asked = self._region.clients.jobs[job].requested
         if asked is not None:
             self._region.plane.images.add(digest)
-            self._region.setting.known_images.add(digest)
+            self._region.machine_context.known_images.add(digest)
             self._region.clients.apply_job(replace(asked, image=digest, tasks=tasks))
 
     def observe(self, job: str, tasks: int) -> None:
         """Record the current size of a job, also if the answer to its resize was lost."""
         owned = self._region.clients.jobs.get(job)
-        if owned is None or owned.asked is None or owned.granted is None:
+        if owned is None or owned.requested is None or owned.granted is None:
             return
-        if (owned.asked.tasks, owned.granted.tasks) != (tasks, tasks):
-            owned.asked = replace(owned.asked, tasks=tasks)
+        if (owned.requested.tasks, owned.granted.tasks) != (tasks, tasks):
+            owned.requested = replace(owned.requested, tasks=tasks)
             owned.granted = replace(owned.granted, tasks=tasks)
 
 

@@ -99,8 +99,8 @@ def is_cached(entry: Path) -> bool:
 
 def keep_newest(cache: Path, pattern: str) -> None:
     """Delete all but the newest few entries that match the pattern."""
-    found = sorted(cache.glob(pattern), key=lambda p: p.stat().st_mtime, reverse=True)
-    for old in found[KEPT:]:
+    entries = sorted(cache.glob(pattern), key=lambda p: p.stat().st_mtime, reverse=True)
+    for old in entries[KEPT:]:
         if old.is_dir():
             shutil.rmtree(old)
         else:

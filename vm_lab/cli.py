@@ -57,8 +57,8 @@ class _Commands(click.Group):
         if cmd_name not in _ON_DEMAND:
             return super().get_command(ctx, cmd_name)
         module, name = _ON_DEMAND[cmd_name]
-        found: click.Command = getattr(importlib.import_module(module), name)
-        return found
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *_ON_DEMAND])
@@ -138,11 +138,11 @@ def up(
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def status(lab: Lab, output: str) -> None:
     """Show what runs, its location, and how to reach it."""
-    found = lab_status(lab)
+    state = lab_status(lab)
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(state)).decode())
     else:
-        click.echo(status_table(found))
+        click.echo(status_table(state))
 
 
 @main.command(context_settings=FREE_ARGS)
@@ -153,7 +153,7 @@ def ssh(name: str, machine: str, command: Sequence[str]) -> None:
     """Open a shell on a machine, or run one command there."""
     lab = open_lab(name)
     line = " ".join(_without_dashes(command)) or None
-    _become(lab, lambda: lab.guests.command(lab.machine(machine), line))
+    _exec(lab, lambda: lab.guests.command(lab.machine(machine), line))
 
 
 @main.command("exec", context_settings=FREE_ARGS)
@@ -162,7 +162,7 @@ def ssh(name: str, machine: str, command: Sequence[str]) -> None:
 def exec_(name: str, command: Sequence[str]) -> None:
     """Run a command on this host inside the lab's network, curl for instance."""
     lab = open_lab(name)
-    _become(lab, lambda: lab.sandbox.command(_without_dashes(command)))
+    _exec(lab, lambda: lab.sandbox.command(_without_dashes(command)))
 
 
 @main.command(context_settings=FREE_ARGS)
@@ -212,6 +212,8 @@ def power_on(lab: Lab, machine: str) -> None:
 )
 def control_plane(lab: Lab, what: str, config: Path | None) -> None:
     """Stop, start or freeze the lab's control plane; machines are not changed."""
+    if config is not None and what != "start":
+        raise click.UsageError(f"--config is for `start`, not for `{what}`")
     control = lab.control
     steps = {
         "stop": control.stop,
@@ -347,7 +349,7 @@ def _without_dashes(words: Sequence[str]) -> Sequence[str]:
     return words[1:] if words and words[0] == "--" else words
 
 
-def _become(lab: Lab, command: Callable[[], list[str]]) -> None:
+def _exec(lab: Lab, command: Callable[[], list[str]]) -> None:
     """Replace this process by the command, so that a signal for this process reaches it."""
     try:
         require_root()

@@ -49,12 +49,19 @@ class LabControlPlane:
     def start(self, config: Path | None = None, timeout_s: float = PATIENCE_S) -> None:
         """Start it unless it runs, and return once it reports that it is ready.
 
-        With `config` it is configured by a copy of that file, at later starts, too, once it was
-        ready with it.
+        With `config` it reads a copy of that file. Once it is ready, later starts use the copy,
+        too. Raises `LabError` if it runs with another configuration.
         """
         source = config or self.paths.control_plane_config
-        text = _read_config(source) if source.exists() else ""
+        text = _text_of(source)
         is_started = self.pid() is None
+        given = with_services(text, self.paths)
+        used = self.paths.control_plane_started_config
+        if not is_started and config is not None and given != _text_of(used):
+            raise LabError(
+                f"the control plane runs already, and not with {config}",
+                hint="end it with `twine-lab control-plane stop` first",
+            )
         if is_started:
             self.paths.control_plane_state.mkdir(exist_ok=True, mode=0o700)
             self.paths.control_plane_socket.unlink(missing_ok=True)
@@ -64,14 +71,16 @@ class LabControlPlane:
                 *("--state", self.paths.control_plane_state),
                 *("--listen", listen, "--socket", self.paths.control_plane_socket),
             ]
-            argv += ["--config", self._started_config(text)]
+            used.write_text(given)
+            argv += ["--config", used]
             pid = self.sandbox.spawn(argv, self.paths.control_plane_log)
             self.paths.save(self.paths.control_plane, process_ref(pid))
         deadline = time.monotonic() + timeout_s
         while not is_ready(self.paths.control_plane_socket):
             if self.pid() is None or time.monotonic() > deadline:
+                last = self._last_log_line()
                 raise LabError(
-                    f"the control plane is not ready after {timeout_s:g} s: {self._last_words()}",
+                    f"the control plane is not ready after {timeout_s:g} s: {last}",
                     hint=f"see {self.paths.control_plane_log}",
                 )
             time.sleep(0.1)
@@ -100,7 +109,13 @@ class LabControlPlane:
     def twinectl(self, *args: str) -> str:
         """Return the JSON that a twinectl command prints."""
         argv = [str(program("twinectl")), "--endpoint", self.endpoint, *args, "-o", "json"]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+            )
+        except subprocess.TimeoutExpired as e:
+            command = f"twinectl {' '.join(args)}"
+            raise LabError(f"`{command}` did not end within {PATIENCE_S:g} s") from e
         if done.returncode != 0:
             raise LabError(f"`twinectl {' '.join(args)}` failed: {done.stderr.strip()}")
         return done.stdout
@@ -137,13 +152,7 @@ class LabControlPlane:
         shutil.rmtree(self.paths.control_plane_state, ignore_errors=True)
         shutil.copytree(source, self.paths.control_plane_state)
 
-    def _started_config(self, text: str) -> Path:
-        """Write and return the file to start with: this text, and the sockets of the lab."""
-        file = self.paths.state / "control-plane-started.toml"
-        file.write_text(with_services(text, self.paths))
-        return file
-
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         try:
             lines = self.paths.control_plane_log.read_text(errors="replace").strip().splitlines()
         except FileNotFoundError:
@@ -151,9 +160,12 @@ class LabControlPlane:
         return lines[-1] if lines else "its log is empty"
 
 
-def _read_config(file: Path) -> str:
+def _text_of(file: Path) -> str:
+    """Return the text of a configuration, empty if there is no such file."""
     try:
         return file.read_text(WRITTEN)
+    except FileNotFoundError:
+        return ""
     except UnicodeDecodeError as e:
         raise LabError(f"cannot use {file}: it is not UTF-8 ({e.reason})") from e
 

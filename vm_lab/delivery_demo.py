@@ -35,7 +35,7 @@ class DeliveryDemo(Demo):
     """The demo on one lab, with the measurements for the long lab test."""
 
     pipeline_name = "web"
-    brings = "--image"
+    source_option = "--image"
 
     def __init__(self, lab: str) -> None:
         super().__init__(lab)
@@ -50,9 +50,9 @@ class DeliveryDemo(Demo):
         self._apply(images["v1"])
         try:
             self.begin()
-            self.all_goes_through(images["v2"])
+            self.deliver_good_version(images["v2"])
             for version in BAD_VERSIONS:
-                self.is_stopped(images[version])
+                self.deliver_bad_version(images[version])
         finally:
             self.end()
         self._twinectl("job", "status", "web")
@@ -70,7 +70,7 @@ class DeliveryDemo(Demo):
         self.pipeline("plan", pipeline, code=2)
         self.pipeline("apply", pipeline)
 
-    def all_goes_through(self, image: str) -> dict[str, Any]:
+    def deliver_good_version(self, image: str) -> dict[str, Any]:
         """Deliver a good version; the size changes and a machine is lost meanwhile."""
         click.secho("\nVersion 2, under constant requests", bold=True)
 
@@ -84,22 +84,26 @@ class DeliveryDemo(Demo):
                 self._lab_command("power-off", "m3")
 
         done: set[str] = set()
-        outcome = self.delivered(image, meanwhile)
+        outcome = self.run_pipeline(image, meanwhile)
         self._lab_command("power-on", "m3")
-        return self._expected(outcome, "done", failed=0)
+        return self._check_outcome(outcome, "done", failed=0)
 
-    def is_stopped(self, image: str) -> dict[str, Any]:
+    def deliver_bad_version(self, image: str) -> dict[str, Any]:
         """Deliver a bad version, which must not get beyond the canary."""
         click.secho("\nA bad version", bold=True)
-        return self._expected(self.delivered(image, lambda _: None), "rolled-back", failed=None)
+        return self._check_outcome(
+            self.run_pipeline(image, lambda _: None), "rolled-back", failed=None
+        )
 
-    def delivered(self, image: str, meanwhile: Callable[[Any], None]) -> dict[str, Any]:
+    def run_pipeline(self, image: str, meanwhile: Callable[[Any], None]) -> dict[str, Any]:
         """Run the pipeline with an image under requests; return its run and their outcome."""
         traffic = self._traffic()
-        self.pipeline("start", self.pipeline_name, self.brings, image)
+        self.pipeline("start", self.pipeline_name, self.source_option, image)
         deadline, shown = time.monotonic() + RUN_S, ""
         while True:
-            view = self._ask("pipeline", "--service", self._service, "status", self.pipeline_name)
+            view = self._twinectl_json(
+                "pipeline", "--service", self._service, "status", self.pipeline_name
+            )
             run = view["record"].get("active") or view["record"].get("waiting")
             if run is None:
                 break
@@ -121,7 +125,9 @@ class DeliveryDemo(Demo):
         """Run `twinectl pipeline` with these arguments; return its output."""
         return self._command("twinectl", "pipeline", "--service", self._service, *words, code=code)
 
-    def _expected(self, outcome: dict[str, Any], state: str, failed: int | None) -> dict[str, Any]:
+    def _check_outcome(
+        self, outcome: dict[str, Any], state: str, failed: int | None
+    ) -> dict[str, Any]:
         run = outcome["run"]
         click.secho(f"the run ended: {run['state']} {run.get('reason', '')}", bold=True)
         if run["state"] != state or failed not in (None, outcome["failed"]):

@@ -64,7 +64,7 @@ class Demo:
         images = [self._push(version) for version in VERSIONS]
         self._twinectl("entitlement", "create", "demo", "--machines", "3", "--host-profile", "web")
         self._apply(images[0])
-        self._show_where()
+        self._show_machines()
         self._update(images[1])
         self._twinectl("machine", "list")
         click.echo(NEXT.format(endpoint=self.endpoint, job=short_path(JOB_FILE), image=images[1]))
@@ -81,12 +81,12 @@ class Demo:
         assert console.stdout is not None
         return console.stdout.readline().decode().removeprefix("open ").strip()
 
-    def _say_command(self, words: list[str]) -> None:
+    def _print_command(self, words: list[str]) -> None:
         click.secho("\n$ " + shlex.join(words), bold=True)
 
     def _command(self, program: str, *words: str, quiet: bool = False, code: int = 0) -> str:
         if not quiet:
-            self._say_command([program, *words])
+            self._print_command([program, *words])
         environment = {
             **os.environ,
             "TWINE_ENDPOINT": self.endpoint,
@@ -107,23 +107,23 @@ class Demo:
     def _twinectl(self, *words: str) -> None:
         self._command("twinectl", *words)
 
-    def _ask(self, *words: str) -> Any:
+    def _twinectl_json(self, *words: str) -> Any:
         return json.loads(self._command("twinectl", *words, "-o", "json", quiet=True))
 
     def _push(self, version: str) -> str:
         tar = build_app(version, self._progress.say)
-        self._say_command(["twinectl", "image", "push", short_path(tar)])
-        pushed = self._ask("image", "push", str(tar))
+        self._print_command(["twinectl", "image", "push", short_path(tar)])
+        pushed = self._twinectl_json("image", "push", str(tar))
         click.echo(pushed["digest"])
         return str(pushed["digest"])
 
     def _apply(self, image: str) -> None:
         self._twinectl("job", "apply", short_path(JOB_FILE), "--set", f"image={image}", "--wait")
 
-    def _show_where(self) -> None:
+    def _show_machines(self) -> None:
         self._twinectl("job", "status", "web")
         seen = set()
-        for endpoint in self._ask("job", "endpoints", "web")["endpoints"]:
+        for endpoint in self._twinectl_json("job", "endpoints", "web")["endpoints"]:
             if endpoint["machine"] not in seen:
                 seen.add(endpoint["machine"])
                 url = f"http://{endpoint['host']}:{endpoint['ports']['http']}/"
@@ -151,18 +151,18 @@ class Demo:
     # -- programs in the lab's network
 
     def end(self) -> None:
-        """End what `_start` has started."""
+        """End what `_start_program` has started."""
         for program in reversed(self._programs):
             program.terminate()
             program.wait(PATIENCE_S)
         self._programs.clear()
 
-    def _start(self, *words: str) -> None:
-        self._say_command(["twine-lab", "exec", "--", *words])
-        self._programs.append(self._inside(*words))
+    def _start_program(self, *words: str) -> None:
+        self._print_command(["twine-lab", "exec", "--", *words])
+        self._programs.append(self._start_in_lab(*words))
 
     def _start_prometheus(self) -> None:
-        self._start(
+        self._start_program(
             "prometheus",
             f"--config.file={Path(__file__).parent / 'delivery/prometheus.yml'}",
             f"--storage.tsdb.path={self._folder / 'prometheus'}",
@@ -177,25 +177,25 @@ class Demo:
             f'endpoint = "{self.endpoint}"\nstate = "{self._folder / name}"\n'
             f'socket = "{socket}"\n{more}'
         )
-        self._start(str(self._bin / f"twine-{name}"), *words, "--config", str(config))
-        self._wait(f"{name} serves", socket.exists)
+        self._start_program(str(self._bin / f"twine-{name}"), *words, "--config", str(config))
+        self._wait_until(f"{name} serves", socket.exists)
 
     def _invocations(self, machines: Iterable[str]) -> dict[str, str]:
         """Return task unit → its invocation, from systemd on the machines."""
         line = "systemctl show -p Id -p InvocationID 'twine-task-*.service'"
-        found = {}
+        invocations = {}
         for machine in machines:
             shown = self._command("twine-lab", "ssh", machine, "--", line, quiet=True)
             for unit in shown.split("\n\n"):
                 properties = dict(row.split("=", 1) for row in unit.splitlines() if "=" in row)
                 if properties:
-                    found[properties["Id"]] = properties["InvocationID"]
-        return found
+                    invocations[properties["Id"]] = properties["InvocationID"]
+        return invocations
 
     def _traffic(self) -> subprocess.Popen[bytes]:
         """Start requests to the web job; they continue until the end of their standard input."""
         target = ("--endpoint", self.endpoint, "--job", "web", "--url", PROXY)
-        return self._inside(sys.executable, "-m", "vm_lab.traffic", *target, pipes=True)
+        return self._start_in_lab(sys.executable, "-m", "vm_lab.traffic", *target, pipes=True)
 
     def _end_traffic(self, traffic: subprocess.Popen[bytes]) -> dict[str, Any]:
         """End requests, and return their outcome."""
@@ -203,14 +203,14 @@ class Demo:
         outcome: dict[str, Any] = json.loads(out.splitlines()[-1])
         return outcome
 
-    def _inside(self, *words: str, pipes: bool = False) -> subprocess.Popen[bytes]:
+    def _start_in_lab(self, *words: str, pipes: bool = False) -> subprocess.Popen[bytes]:
         """Start a program in the lab's network.
 
         The kernel ends it with the demo, even if the demo is killed: `twine-lab exec` becomes the
         program by exec, which keeps the signal at the parent's death.
         """
         argv = [str(self._bin / "twine-lab"), "exec", "--name", self._lab, "--", *words]
-        bind = partial(_end_with, os.getpid())
+        bind = partial(_end_with_parent, os.getpid())
         if pipes:
             ends = subprocess.PIPE
             return subprocess.Popen(argv, stdin=ends, stdout=ends, preexec_fn=bind)
@@ -219,11 +219,11 @@ class Demo:
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=bind
             )
 
-    def _wait(self, what: str, holds: Callable[[], bool]) -> None:
+    def _wait_until(self, what: str, holds: Callable[[], bool]) -> None:
         wait_until(holds, lambda: click.ClickException(f"not within {PATIENCE_S:g} s: {what}"))
 
 
-def _end_with(parent: int) -> None:
+def _end_with_parent(parent: int) -> None:
     """Make the kernel end this process when its parent ends; for `preexec_fn`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # the parent ended before prctl

@@ -38,9 +38,9 @@ from wire.errors import TwineError
 MACHINES, MEMBERS, REPLICAS = 5, 3, 2
 CORE, SHARD = "core", "shard 1"
 PAUSE_S = 0.05
-MORE = 20
+WRITES_AFTER = 20
 """Writes after each take-over; the next one must lose none of them."""
-_STANDS_BY = "standing by"
+_STANDBY_TEXT = "standing by"
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Replica:
     def leads(self) -> bool:
         """Return whether it leads, by the last state in its log."""
         log = self.log.read_text()
-        return log.rfind("serving at") > log.rfind(_STANDS_BY)
+        return log.rfind("serving at") > log.rfind(_STANDBY_TEXT)
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class HaDemo(Demo):
         self._start_members()
         self._start_roles()
         self._twinectl("job", "status", "web")
-        outcome, rows, lost = self._under_traffic()
+        outcome, take_overs, lost = self._under_traffic()
         restarted = len(before.items() - self._invocations(names).items())
         self._twinectl("shard", "list")
-        self._show(outcome, rows, lost, restarted)
-        if outcome["failed"] or lost or restarted or len(rows) < self._kills:
+        self._show(outcome, take_overs, lost, restarted)
+        if outcome["failed"] or lost or restarted or len(take_overs) < self._kills:
             sys.exit(1)
         self._progress.say("the demo is done; the lab is still running: twine-lab down")
 
@@ -118,7 +118,7 @@ class HaDemo(Demo):
 
     def _start_roles(self) -> None:
         """Bring the store to etcd, and start the processes of both roles."""
-        core = self._configured("core", 'role = "core"', listen=7440)
+        core = self._write_config("core", 'role = "core"', listen=7440)
         self._command("twine-control-plane", "migrate-store", "--to", "etcd", "--config", str(core))
         credential = self._folder / "shard-1.credential"
         written = ("--host", "10.77.0.1", "--out", str(credential), "--config", str(core))
@@ -128,13 +128,13 @@ class HaDemo(Demo):
             log = self._folder / f"core-{letter}.log"
             self._start_replica(Replica(CORE, f"core {letter}", core, log))
         for letter in "ab"[:REPLICAS]:
-            config = self._configured(f"shard-{letter}", key, listen=7441)
+            config = self._write_config(f"shard-{letter}", key, listen=7441)
             self._start_replica(
                 Replica(SHARD, f"shard 1 {letter}", config, config.with_suffix(".log"))
             )
         self._twinectl("shard", "add", "1")
 
-    def _configured(self, name: str, role: str, listen: int) -> Path:
+    def _write_config(self, name: str, role: str, listen: int) -> Path:
         """Write the configuration of a process; all of the core share its state and socket."""
         is_core = name == "core"
         state = self._paths.control_plane_state if is_core else self._folder / name
@@ -157,7 +157,7 @@ class HaDemo(Demo):
     def _command(self, program: str, *words: str, quiet: bool = False, code: int = 0) -> str:
         if program != "twine-control-plane":
             return super()._command(program, *words, quiet=quiet, code=code)
-        self._say_command([program, *words])
+        self._print_command([program, *words])
         output = self._sandbox.run([self._bin / program, *words])
         click.echo(output, nl=False)
         return output
@@ -177,51 +177,51 @@ class HaDemo(Demo):
         replica.pid = started.pid
         if replica not in self._replicas:
             self._replicas.append(replica)
-        while not any(w in replica.log.read_text()[began:] for w in (_STANDS_BY, "serving at")):
+        while not any(w in replica.log.read_text()[began:] for w in (_STANDBY_TEXT, "serving at")):
             if started.poll() is not None:
                 raise SystemExit(f"{replica.name} ended: {replica.log.read_text()[-500:]}")
             time.sleep(0.1)
 
     def _leader(self, role: str) -> Replica:
         """Return the process that leads a role, once one does."""
-        found: list[Replica] = []
+        leaders: list[Replica] = []
 
         def leads() -> bool:
-            found[:] = [r for r in self._replicas if r.role == role and r.leads()]
-            return len(found) == 1
+            leaders[:] = [r for r in self._replicas if r.role == role and r.leads()]
+            return len(leaders) == 1
 
-        self._wait(f"one process leads {role}", leads)
-        return found[0]
+        self._wait_until(f"one process leads {role}", leads)
+        return leaders[0]
 
     def _under_traffic(self) -> tuple[dict[str, Any], list[TakeOver], int]:
         """Move the job to shard 1 and kill leaders while clients read and write."""
         traffic = self._traffic()
         self._twinectl("shard", "move", "demo", "--to", "1")
-        rows, lost = asyncio.run(self._kill_in_turn())
-        return self._end_traffic(traffic), rows, lost
+        take_overs, lost = asyncio.run(self._kill_leaders())
+        return self._end_traffic(traffic), take_overs, lost
 
-    async def _kill_in_turn(self) -> tuple[list[TakeOver], int]:
+    async def _kill_leaders(self) -> tuple[list[TakeOver], int]:
         """Kill the leader of each role in turn; return the take-overs and the lost writes."""
-        rows: list[TakeOver] = []
+        take_overs: list[TakeOver] = []
         acknowledged = set[str]()
         async with ControlPlaneClient(self.endpoint) as client:
             for turn in range(self._kills):
                 role = (CORE, SHARD)[turn % 2]
                 write = partial(self._write, client, role)
-                rows.append(await self._killed(role, partial(write, f"n{turn}")))
+                take_overs.append(await self._kill_leader(role, partial(write, f"n{turn}")))
                 acknowledged.add(f"n{turn}")
-                for number in range(MORE):
+                for number in range(WRITES_AFTER):
                     await write(f"n{turn}-{number}")
                     acknowledged.add(f"n{turn}-{number}")
-                await asyncio.to_thread(self._start_replica, rows[-1].killed)
-            there = {group.name for group in (await client.list_groups()).groups}
-            there |= {job.record.name for job in (await client.list_jobs()).jobs}
-        return rows, len(acknowledged - there)
+                await asyncio.to_thread(self._start_replica, take_overs[-1].killed)
+            stored = {group.name for group in (await client.list_groups()).groups}
+            stored |= {job.record.name for job in (await client.list_jobs()).jobs}
+        return take_overs, len(acknowledged - stored)
 
-    async def _killed(self, role: str, write: Callable[[], Awaitable[object]]) -> TakeOver:
+    async def _kill_leader(self, role: str, write: Callable[[], Awaitable[object]]) -> TakeOver:
         """Kill the leader of a role, and repeat a write until it is acknowledged."""
         leader = await asyncio.to_thread(self._leader, role)
-        self._say_command(["kill", "-KILL", str(leader.pid)])
+        self._print_command(["kill", "-KILL", str(leader.pid)])
         refused, began = 0, time.monotonic()
         os.kill(leader.pid, signal.SIGKILL)
         while True:
@@ -248,11 +248,12 @@ class HaDemo(Demo):
         await client.apply_job(spec)
 
     def _show(
-        self, outcome: dict[str, Any], rows: list[TakeOver], lost: int, restarted: int
+        self, outcome: dict[str, Any], take_overs: list[TakeOver], lost: int, restarted: int
     ) -> None:
         click.secho("\nkilled       first write after   writes tried meanwhile", bold=True)
-        for row in rows:
-            click.echo(f"{row.killed.name:12} {row.took_s:10.2f} s {row.refused:18}")
+        for take_over in take_overs:
+            name, refused = take_over.killed.name, take_over.refused
+            click.echo(f"{name:12} {take_over.took_s:10.2f} s {refused:18}")
         failed = f"{outcome['failed']} of {outcome['requests']}"
         click.secho(
             f"\nclient requests failed: {failed}; acknowledged writes lost: {lost};"

@@ -41,7 +41,7 @@ PHASE_S = 1500.0
 
 
 @dataclass(frozen=True)
-class DemoLook:
+class DemoState:
     """The web job, the best-effort work (None: not begun), and the loans, at one time."""
 
     web: JobStatus
@@ -88,12 +88,12 @@ class ElasticDemo(Demo):
         self._lab_command("up")
         try:
             self.begin()
-            outcome = self.day()
+            outcome = self.run_day()
         finally:
             self.end()
         self._progress.say("the demo is done; the lab is still running: twine-lab down")
-        if wrong := self.wrong(outcome):
-            click.secho("\n".join(wrong), fg="red", err=True)
+        if broken := self.broken_promises(outcome):
+            click.secho("\n".join(broken), fg="red", err=True)
             sys.exit(1)
 
     def begin(self) -> None:
@@ -124,104 +124,107 @@ class ElasticDemo(Demo):
             self._load_client = None
         super().end()
 
-    def day(self) -> dict[str, Any]:
+    def run_day(self) -> dict[str, Any]:
         """Raise, lower and raise the rate of requests; return what was observed."""
         words = ["-m", "vm_lab.load_client", "--url", PROXY, "--rate", str(LOW)]
-        self._load_client = load_client = self._inside(sys.executable, *words, pipes=True)
-        seen: dict[str, Any] = {"began": time.time()}
+        self._load_client = load_client = self._start_in_lab(sys.executable, *words, pipes=True)
+        measured: dict[str, Any] = {"began": time.time()}
         click.secho("\nRequests rise: the job grows", bold=True)
-        self._rise(load_client.stdin)
-        self._until("the peak's tasks are healthy", lambda look: look.grown)
-        seen["grown"] = time.time()
+        self._raise_rate(load_client.stdin)
+        self._wait_for_state("the peak's tasks are healthy", lambda state: state.grown)
+        measured["grown"] = time.time()
         click.secho("\nRequests fall: the job shrinks, a machine is lent", bold=True)
-        self._set(load_client.stdin, LOW)
+        self._set_rate(load_client.stdin, LOW)
         file = self._folder / "index.toml"
         file.write_text(f'image = "{self._image}"\n{(FILES / "index.toml").read_text()}')
         self._twinectl("work", "submit", str(file), "--socket", str(self._optimus))
-        look = self._until("best-effort work runs on a lent machine", lambda look: look.work_runs)
-        loan = look.loans[0]
-        seen |= {"lent": time.time(), "machine": loan.machine, "promise_s": loan.promise_s}
+        state = self._wait_for_state(
+            "best-effort work runs on a lent machine", lambda state: state.work_runs
+        )
+        loan = state.loans[0]
+        measured |= {"lent": time.time(), "machine": loan.machine, "promise_s": loan.promise_s}
         self._twinectl("capacity", "elastic", "--loans")
-        seen["tasks_when_lent"] = look.web.record.spec.tasks
+        measured["tasks_when_lent"] = state.web.record.spec.tasks
         click.secho("\nRequests return: the machine comes back", bold=True)
-        self._rise(load_client.stdin)
-        self._until("the machine is back", lambda look: not look.loans)
-        look = self._until("the peak's tasks are healthy", lambda look: look.grown)
-        seen["grown_again"] = time.time()
-        seen["web_on"] = sorted(machines_of(look.web))
+        self._raise_rate(load_client.stdin)
+        self._wait_for_state("the machine is back", lambda state: not state.loans)
+        state = self._wait_for_state("the peak's tasks are healthy", lambda state: state.grown)
+        measured["grown_again"] = time.time()
+        measured["web_on"] = sorted(machines_of(state.web))
         out, _ = load_client.communicate(timeout=PHASE_S)
         self._load_client = None
-        seen["requests"] = json.loads(out.splitlines()[-1])
-        seen["report"] = self._ask("capacity", "elastic")
+        measured["requests"] = json.loads(out.splitlines()[-1])
+        measured["report"] = self._twinectl_json("capacity", "elastic")
         self._twinectl("capacity", "elastic")
         self._twinectl("autoscale", "explain", "web", "--socket", str(self._autoscaler))
-        self._show(seen)
-        return seen
+        self._show(measured)
+        return measured
 
     @staticmethod
-    def wrong(seen: dict[str, Any]) -> list[str]:
+    def broken_promises(measured: dict[str, Any]) -> list[str]:
         """Return which promises of the demo were broken."""
-        requests, found = seen["requests"], []
+        requests, broken = measured["requests"], []
         if requests["failed"]:
-            found.append(f"{requests['failed']} requests failed: {requests['failures']}")
+            broken.append(f"{requests['failed']} requests failed: {requests['failures']}")
         slow = [w for w in requests["windows"] if w["p95"] > LATENCY_LIMIT_S]
         if slow:
-            found.append(f"95 % took more than {LATENCY_LIMIT_S:g} s: {slow}")
-        kept = seen["report"]["promises"]
+            broken.append(f"95 % took more than {LATENCY_LIMIT_S:g} s: {slow}")
+        kept = measured["report"]["promises"]
         if not kept or any(p["broken"] for p in kept) or not any(p["revoked"] for p in kept):
-            found.append(f"the promise was not kept: {kept}")
-        if seen["machine"] not in seen["web_on"]:
-            found.append("the machine that was lent has no task of the web job again")
-        return found
+            broken.append(f"the promise was not kept: {kept}")
+        if measured["machine"] not in measured["web_on"]:
+            broken.append("the machine that was lent has no task of the web job again")
+        return broken
 
     # -- steps
 
-    def _rise(self, pipe: IO[bytes] | None) -> None:
+    def _raise_rate(self, pipe: IO[bytes] | None) -> None:
         for step in range(1, STEPS + 1):
-            self._set(pipe, LOW + (HIGH - LOW) * step / STEPS)
+            self._set_rate(pipe, LOW + (HIGH - LOW) * step / STEPS)
             time.sleep(self._step_s)
 
-    def _set(self, pipe: IO[bytes] | None, rate: float) -> None:
+    def _set_rate(self, pipe: IO[bytes] | None, rate: float) -> None:
         assert pipe is not None
         pipe.write(f"{rate}\n".encode())
         pipe.flush()
-        self._progress.say(f"{rate:.1f} requests a second; {self._look()}")
+        self._progress.say(f"{rate:.1f} requests a second; {self._read_state()}")
 
-    def _until(self, what: str, holds: Callable[[DemoLook], bool]) -> DemoLook:
+    def _wait_for_state(self, what: str, holds: Callable[[DemoState], bool]) -> DemoState:
         deadline, shown = time.monotonic() + PHASE_S, ""
-        while not holds(seen := self._look()):
+        while not holds(state := self._read_state()):
             if time.monotonic() > deadline:
-                raise click.ClickException(f"not within {PHASE_S:g} s: {what}; {seen}")
-            if str(seen) != shown:
-                shown = str(seen)
+                raise click.ClickException(f"not within {PHASE_S:g} s: {what}; {state}")
+            if str(state) != shown:
+                shown = str(state)
                 self._progress.say(shown)
             time.sleep(1)
-        self._progress.say(f"{what}; {seen}")
-        return seen
+        self._progress.say(f"{what}; {state}")
+        return state
 
-    def _look(self) -> DemoLook:
+    def _read_state(self) -> DemoState:
         """Query the front end without a process for each query: the guests need the CPUs."""
 
-        async def ask() -> DemoLook:
+        async def read() -> DemoState:
             async with ControlPlaneClient(self.endpoint) as client:
                 jobs = {job.record.spec.name: job for job in (await client.list_jobs()).jobs}
-                return DemoLook(jobs["web"], jobs.get("index"), (await client.get_elastic()).loans)
+                return DemoState(jobs["web"], jobs.get("index"), (await client.get_elastic()).loans)
 
-        return asyncio.run(ask())
+        return asyncio.run(read())
 
-    def _show(self, seen: dict[str, Any]) -> None:
-        requests = seen["requests"]
+    def _show(self, measured: dict[str, Any]) -> None:
+        requests = measured["requests"]
         slowest = max(w["p95"] for w in requests["windows"])
-        back_s = max((p["return_p99_s"] for p in seen["report"]["promises"]), default=0.0)
+        back_s = max((p["return_p99_s"] for p in measured["report"]["promises"]), default=0.0)
+        grown_s = measured["grown"] - measured["began"]
+        lent_s = measured["lent"] - measured["grown"]
         click.secho(
             f"{requests['requests']} requests, {requests['failed']} failed; the slowest 10 s had "
-            f"{slowest:g} s at 95 %. Grown after {seen['grown'] - seen['began']:.0f} s, lent "
-            f"{seen['lent'] - seen['grown']:.0f} s after the fall with {seen['tasks_when_lent']} "
-            f"tasks left; back {back_s:.0f} s after the call (promised: "
-            f"{seen['promise_s']:g} s)",
+            f"{slowest:g} s at 95 %. Grown after {grown_s:.0f} s, lent {lent_s:.0f} s after the "
+            f"fall with {measured['tasks_when_lent']} tasks left; back {back_s:.0f} s after the "
+            f"call (promised: {measured['promise_s']:g} s)",
             bold=True,
         )
-        (self._folder / "seen.json").write_text(json.dumps(seen, indent=1))
+        (self._folder / "seen.json").write_text(json.dumps(measured, indent=1))
 
 
 @click.command()

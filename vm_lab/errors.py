@@ -31,8 +31,8 @@ def reporting(program: str, places: tuple[Path, ...] = ()) -> Iterator[None]:
     """
     try:
         yield
-    except (LabError, OSError) as e:
-        error = e if isinstance(e, LabError) else disk_error(e, places)
+    except (TwineError, OSError) as e:
+        error = e if isinstance(e, TwineError) else disk_error(e, places)
         if error is None:
             raise
         click.echo(f"{program}: {error}", err=True)

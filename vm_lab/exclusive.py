@@ -62,7 +62,7 @@ def _locked(paths: LabPaths, command: str) -> IO[str]:
             continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_still(file, paths):
+            if not _is_current(file, paths):
                 file.close()
                 continue
             file.truncate(0)
@@ -71,19 +71,19 @@ def _locked(paths: LabPaths, command: str) -> IO[str]:
         except BaseException as e:
             with file:
                 if isinstance(e, BlockingIOError):
-                    raise _in_use(paths, file) from e
+                    raise _in_use_error(paths, file) from e
                 raise
         return file
 
 
-def _is_still(file: IO[str], paths: LabPaths) -> bool:
+def _is_current(file: IO[str], paths: LabPaths) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), paths.lock.stat())
     except FileNotFoundError:
         return False
 
 
-def _in_use(paths: LabPaths, file: IO[str]) -> LabError:
+def _in_use_error(paths: LabPaths, file: IO[str]) -> LabError:
     file.seek(0)
     pid, _, command = file.read().partition(" ")
     holder = f"`twine-lab {command}` in process {pid}" if pid else "another command"

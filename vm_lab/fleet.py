@@ -50,9 +50,9 @@ T = TypeVar("T")
 MSBS, DATACENTERS = 6, 2
 PHASE_MAX_S = 1800.0
 _NO_SESSION = Ended(code=None, result="a machine in memory runs no program")
-LOST = 0.3
+LOST_SHARE = 0.3
 """Below `brake_share`, the share at which the control plane suspects its own network."""
-JOINING = 16
+CONCURRENT_JOINS = 16
 """Hosts that join at the same time."""
 SETTINGS = SchedulerSettings(
     destructive_per_s=1000.0, destructive_burst=1000, agent_grace_s=10.0, join_grace_s=5.0
@@ -131,13 +131,14 @@ class FleetHost:
             "epoch": int(options["epoch"]),
             "state": "verified",
         }
-        slow = 1 + zlib.crc32(self.name.encode()) % 100 / 50
-        times = {name: round(slow * ms, 2) for name, (_, ms) in _SETTINGS.items()}
-        rows = [{"setting": n, "outcome": "applied", "took_ms": ms} for n, ms in times.items()]
+        slowness = 1 + zlib.crc32(self.name.encode()) % 100 / 50
+        times = {name: round(slowness * ms, 2) for name, (_, ms) in _SETTINGS.items()}
+        applied = [{"setting": n, "outcome": "applied", "took_ms": ms} for n, ms in times.items()]
         values = ({"wanted": value, "actual": value} for value, _ in _SETTINGS.values())
-        proved = [row | value for row, value in zip(rows, values, strict=True)]
+        verified = [row | value for row, value in zip(applied, values, strict=True)]
         switch = {"command": "apply", "at": time.time(), "took_ms": sum(times.values())}
-        report = target | {"settings": proved, "switched": target | switch | {"settings": rows}}
+        switched = target | switch | {"settings": applied}
+        report = target | {"settings": verified, "switched": switched}
         folder = self.folder / "sidekick"
         folder.mkdir(exist_ok=True)
         (folder / "status.json").write_text(json.dumps(report))
@@ -178,11 +179,11 @@ class Fleet:
         self.client, self.hosts, self.endpoint, self.plane = client, hosts, endpoint, plane
         self.times: dict[str, float] = {}
 
-    async def take_in(self) -> None:
-        """Join and start all hosts, `JOINING` at a time."""
-        turns = asyncio.Semaphore(JOINING)
+    async def join_hosts(self) -> None:
+        """Join and start all hosts, `CONCURRENT_JOINS` at a time."""
+        turns = asyncio.Semaphore(CONCURRENT_JOINS)
 
-        async def one(host: FleetHost) -> None:
+        async def join_host(host: FleetHost) -> None:
             async with turns:
                 await host.join(self.client)
                 await host.start()
@@ -190,42 +191,42 @@ class Fleet:
         with self._timed("join_s"):
             async with asyncio.TaskGroup() as group:
                 for host in self.hosts:
-                    group.create_task(one(host))
-            await self._until(self._all_ready)
+                    group.create_task(join_host(host))
+            await self._wait_until(self._all_ready)
 
     async def entitle(self) -> None:
         """Create an entitlement that may hold every host."""
         spec = EntitlementSpec(machines=len(self.hosts), host_profile="web")
         await self.client.put_entitlement("front", spec)
 
-    async def deploy(self, tasks: int, words: str = "1") -> None:
-        """Run a job with this number of tasks, or update it."""
+    async def deploy(self, tasks: int, argument: str = "1") -> None:
+        """Run a job with this number of tasks; another argument updates it."""
         image = await self._image()
         spec = JobSpec(
             name="web",
             entitlement="front",
             tasks=tasks,
             image=image,
-            command=["/bin/serve", words],
+            command=["/bin/serve", argument],
             limits=Limits(memory_max_bytes=64 << 20),
             update=UpdatePolicy(max_unavailable=max(1, tasks // 5), drain_s=0),
         )
         await self.client.apply_job(spec)
-        await self._until(self._is_stable)
+        await self._wait_until(self._is_stable)
 
-    async def play(self, tasks: int) -> dict[str, float]:
+    async def measure(self, tasks: int) -> dict[str, float]:
         """Deploy, update, lose a third of the hosts; return how long each took."""
         await self.entitle()
         with self._timed("deploy_s"):
             await self.deploy(tasks)
         with self._timed("update_s"):
             await self.deploy(tasks, "2")
-        lost = self.hosts[: int(len(self.hosts) * LOST)]
+        lost = self.hosts[: int(len(self.hosts) * LOST_SHARE)]
         with self._timed("recover_s"):
             await asyncio.gather(*(host.stop() for host in lost))
             gone = {host.name for host in lost}
-            await self._until(lambda: self._left(gone))
-            await self._until(self._is_stable)
+            await self._wait_until(lambda: self._has_left(gone))
+            await self._wait_until(self._is_stable)
         self.times["rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         return {"agents": len(self.hosts), "tasks": tasks, **self.times}
 
@@ -251,11 +252,11 @@ class Fleet:
     async def _is_stable(self) -> bool:
         return (await self.client.get_job("web")).phase is JobPhase.STABLE
 
-    async def _left(self, machines: set[str]) -> bool:
+    async def _has_left(self, machines: set[str]) -> bool:
         tasks = (await self.client.get_job("web")).record.tasks
         return not any(t.placement is not None and t.placement.machine in machines for t in tasks)
 
-    async def _until(self, holds: Callable[[], Any]) -> None:
+    async def _wait_until(self, holds: Callable[[], Any]) -> None:
         async with asyncio.timeout(PHASE_MAX_S):
             while not await holds():
                 await asyncio.sleep(0.2)
@@ -290,10 +291,10 @@ async def fleet(agents: int, address: str = "127.0.0.1:0") -> AsyncIterator[Flee
                 await plane
             async with ControlPlaneClient(f"unix:{config.socket}") as client:
                 hosts = [FleetHost(root, number, port) for number in range(agents)]
-                found = Fleet(client, hosts, f"unix:{config.socket}", plane)
+                region = Fleet(client, hosts, f"unix:{config.socket}", plane)
                 try:
-                    await found.take_in()
-                    yield found
+                    await region.join_hosts()
+                    yield region
                 finally:
                     await asyncio.gather(*(host.stop() for host in hosts))
         finally:
@@ -302,9 +303,9 @@ async def fleet(agents: int, address: str = "127.0.0.1:0") -> AsyncIterator[Flee
 
 
 async def measured(agents: int, tasks: int) -> dict[str, float]:
-    """Return how long joining, deploying, updating and recovering took."""
-    async with fleet(agents) as found:
-        return await found.play(tasks)
+    """Return how many seconds joining, deploying, updating and recovering took."""
+    async with fleet(agents) as region:
+        return await region.measure(tasks)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -328,11 +329,11 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 def command(agents: int, tasks: int | None, as_json: bool) -> None:
     """Run real agents on machines in memory: join, deploy, update, lose three in ten."""
     logging.disable(logging.WARNING)
-    found = run(measured(agents, tasks or agents * 3 // 2))
+    figures = run(measured(agents, tasks or agents * 3 // 2))
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(figures))
     else:
-        for name, value in found.items():
+        for name, value in figures.items():
             click.echo(f"{name:12} {value:g}")
 
 
@@ -342,19 +343,19 @@ def dev_command(agents: int) -> None:
     """Run a control plane and agents on machines in memory until Ctrl-C or SIGTERM."""
     logging.disable(logging.WARNING)
     with contextlib.suppress(KeyboardInterrupt):
-        run(_stay(agents))
+        run(_run_dev_region(agents))
 
 
-async def _stay(agents: int) -> None:
+async def _run_dev_region(agents: int) -> None:
     click.echo(f"starting a control plane and {agents} agents …")
-    async with fleet(agents) as found:
-        await found.entitle()
-        await found.deploy(max(1, agents // 2))
-        folder = Path(found.endpoint.removeprefix("unix:")).parent
-        async with services(found.endpoint, folder) as variables:
+    async with fleet(agents) as region:
+        await region.entitle()
+        await region.deploy(max(1, agents // 2))
+        folder = Path(region.endpoint.removeprefix("unix:")).parent
+        async with services(region.endpoint, folder) as variables:
             click.echo(
                 f"{agents} machines joined; job web runs. Tasks are simulated; everything else is "
-                f"the production code.\n\n    export TWINE_ENDPOINT={found.endpoint}"
+                f"the production code.\n\n    export TWINE_ENDPOINT={region.endpoint}"
             )
             for name, value in variables.items():
                 click.echo(f"    export {name}={value}")
@@ -362,6 +363,6 @@ async def _stay(agents: int) -> None:
                 "\n    twinectl machine list\n    twinectl job status web\n"
                 "    twinectl pipeline list\n    twinectl autoscale status\n\nCtrl-C ends it."
             )
-            assert found.plane is not None
-            await asyncio.wait([found.plane])
+            assert region.plane is not None
+            await asyncio.wait([region.plane])
         click.echo("error: the control plane ended", err=True)

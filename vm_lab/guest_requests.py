@@ -40,7 +40,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     image: str = ""
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True):
+class OrderResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of an order."""
 
     number: int
@@ -82,8 +82,8 @@ async def _put_image(client: AgentClient, seed: str) -> str:
     return digest
 
 
-async def _do(client: AgentClient, order: Order) -> Done:
-    done = Done(number=order.number)
+async def _execute(client: AgentClient, order: Order) -> OrderResult:
+    done = OrderResult(number=order.number)
     match order.what:
         case "task":
             spec = api.TaskSpec(
@@ -119,14 +119,14 @@ async def _do(client: AgentClient, order: Order) -> Done:
 
 async def _answer(client: AgentClient, order: Order) -> None:
     try:
-        done = await _do(client, order)
+        done = await _execute(client, order)
     except TwineError as e:
-        done = Done(number=order.number, error=f"{e.code}: {e}")
+        done = OrderResult(number=order.number, error=f"{e.code}: {e}")
     sys.stdout.buffer.write(msgspec.json.encode(done) + b"\n")
     sys.stdout.buffer.flush()
 
 
-async def work() -> None:
+async def serve() -> None:
     """Carry out orders until the caller is gone."""
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader()
@@ -137,4 +137,4 @@ async def work() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(work())
+    asyncio.run(serve())

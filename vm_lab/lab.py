@@ -71,7 +71,7 @@ class Lab:
         image = None
         if record is None or not Vagrant(self.sandbox, self.topology, record).has_box():
             image = build_image(options.variant, self.progress.say, project=options.project)
-            record = self._decide(options, image)
+            record = self._create_record(options, image)
         elif options.count is not None and options.count != record.count:
             raise LabError(
                 f"lab {self.paths.name!r} has {record.count} machines, not {options.count}",
@@ -79,7 +79,7 @@ class Lab:
             )
         machines = self.topology.first(record.count)
         with ThreadPoolExecutor(max_workers=1) as background:
-            self._open_sandbox(record, image, machines)
+            self._start_sandbox(record, image, machines)
             # Starts while the machines boot.
             served = None if options.bare else background.submit(self.control.start)
             self._boot(record, machines)
@@ -89,7 +89,7 @@ class Lab:
             if record.bare:
                 self.paths.save(self.paths.record, msgspec.structs.replace(record, bare=False))
 
-    def _decide(self, options: UpOptions, image: Image) -> LabRecord:
+    def _create_record(self, options: UpOptions, image: Image) -> LabRecord:
         """Store the record of the lab before its first part is created."""
         accel = find_accel(image.kernel)
         self.progress.say(f"accelerator: {accel.name.upper()} ({accel.reason})")
@@ -110,7 +110,7 @@ class Lab:
         self.paths.save(self.paths.record, record)
         return record
 
-    def _open_sandbox(
+    def _start_sandbox(
         self, record: LabRecord, image: Image | None, machines: Sequence[LabMachine]
     ) -> None:
         self.paths.make()
@@ -281,11 +281,18 @@ class Lab:
 
     @contextlib.contextmanager
     def _all_suspended(self, machines: Sequence[LabMachine]) -> Iterator[None]:
-        on_each(machines, lambda m: self.domains.suspend(m.name))
+        """Suspend all machines meanwhile; if one cannot be suspended, the others run on."""
+        suspended: list[LabMachine] = []
+
+        def suspend(machine: LabMachine) -> None:
+            self.domains.suspend(machine.name)
+            suspended.append(machine)
+
         try:
+            on_each(machines, suspend)
             yield
         finally:
-            on_each(machines, lambda m: self.domains.resume(m.name))
+            on_each(suspended, lambda m: self.domains.resume(m.name))
 
     def _replace_snapshot(self, machine: str, snapshot: str) -> None:
         if self.domains.has_snapshot(machine, snapshot):

@@ -35,9 +35,9 @@ def check_leftovers(
 ) -> list[Check]:
     """Return one check for each kind; `found` is empty in all if the lab is removed."""
     checks = [
-        Check("processes in its network namespace", _in_namespace(namespace_inode)),
-        Check("processes that see its mounts", _seeing(paths.state)),
-        Check("processes that name its folders", _naming(paths)),
+        Check("processes in its network namespace", _processes_in(namespace_inode)),
+        Check("processes that see its mounts", _namespaces_with_mounts(paths.state)),
+        Check("processes that name its folders", _processes_naming_folders(paths)),
         Check("mounts", mounts_below([str(paths.state), str(paths.run)])),
         Check("named network namespaces", _named_namespaces(paths.name)),
         Check("loop devices on the image cache", _loop_devices()),
@@ -61,18 +61,18 @@ def mounts_below(
     return tuple(p for p in points if any(p == q or p.startswith(f"{q}/") for q in places))
 
 
-def _in_namespace(inode: int | None) -> tuple[str, ...]:
+def _processes_in(inode: int | None) -> tuple[str, ...]:
     if inode is None:
         return ()
     inside = set(processes_in_namespace(inode))
     return tuple(f"{pid} ({words})" for pid, words in _commands() if pid in inside)
 
 
-def _seeing(folder: Path) -> tuple[str, ...]:
+def _namespaces_with_mounts(folder: Path) -> tuple[str, ...]:
     return tuple(f"network namespace {inode}" for inode in network_namespaces_seeing(folder))
 
 
-def _naming(paths: LabPaths) -> tuple[str, ...]:
+def _processes_naming_folders(paths: LabPaths) -> tuple[str, ...]:
     folders = f"{paths.state}/", f"{paths.run}/"
     return tuple(
         f"{pid} ({command})"

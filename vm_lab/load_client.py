@@ -49,7 +49,7 @@ class LoadClient:
         self.rate = rate
         self._url = url
         self._outcome = LoadOutcome()
-        self._took = defaultdict[int, list[float]](list)
+        self._durations = defaultdict[int, list[float]](list)
 
     async def run(self, until: asyncio.Event) -> LoadOutcome:
         """Send requests until `until` is set, and return their outcome."""
@@ -61,12 +61,12 @@ class LoadClient:
         ):
             due = time.monotonic()
             while not until.is_set():
-                group.create_task(self._ask(session))
+                group.create_task(self._request(session))
                 due += 1 / self.rate
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
-        return self._shown()
+        return self._summary()
 
-    async def _ask(self, session: aiohttp.ClientSession) -> None:
+    async def _request(self, session: aiohttp.ClientSession) -> None:
         self._outcome.requests += 1
         began, clock = time.time(), time.monotonic()
         try:
@@ -79,10 +79,10 @@ class LoadClient:
             if len(self._outcome.failures) < SHOWN_FAILURES:
                 self._outcome.failures.append(f"{began:.1f}: {e!r}")
             return
-        self._took[int(began // WINDOW_S)].append(time.monotonic() - clock)
+        self._durations[int(began // WINDOW_S)].append(time.monotonic() - clock)
 
-    def _shown(self) -> LoadOutcome:
-        for number, took in sorted(self._took.items()):
+    def _summary(self) -> LoadOutcome:
+        for number, took in sorted(self._durations.items()):
             took.sort()
             self._outcome.windows.append(
                 LoadWindow(

@@ -48,9 +48,9 @@ def build_package(into: Path, say: Say, source: Path = REPOSITORY) -> Path:
         root = Path(temporary) / "root"
         root.mkdir(mode=0o755)
         _unpack(layers, root)
-        replaced = arrange(root)
+        replaced = move_files(root)
         version = version_of(root)
-        describe(root, version, replaced)
+        write_metadata(root, version, replaced)
         package = into / f"{NAME}_{version}_{ARCHITECTURE}.deb"
         say(f"package: {package.name}")
         with partial_file(package) as partial:
@@ -62,12 +62,12 @@ def _unpack(layers: Image, root: Path) -> None:
     """Put the parts of both layers that a host needs below `root`."""
     for layer in (layers.deps_layer, layers.project_layer):
         assert layer is not None  # an image with the project has both
-        there = _run("tar", "-tf", str(layer)).splitlines()
-        parts = [part for part in WANTED if f"{part}/" in there]
+        members = _run("tar", "-tf", str(layer)).splitlines()
+        parts = [part for part in WANTED if f"{part}/" in members]
         _run("tar", "-xf", str(layer), "-C", str(root), *parts)
 
 
-def arrange(root: Path) -> list[str]:
+def move_files(root: Path) -> list[str]:
     """Move files of an installation by hand to a package's folders; return their old paths.
 
     Links that enable units are left out: each host decides which units are enabled.
@@ -96,13 +96,13 @@ def arrange(root: Path) -> list[str]:
 
 def version_of(root: Path) -> str:
     """Return the version of the distribution below a root."""
-    found = list(root.glob("opt/twine/lib/python3*/site-packages/twine_cluster-*/METADATA"))
-    if len(found) != 1:
-        raise LabError(f"the layers have {len(found)} distributions of twine-cluster, not one")
-    return str(HeaderParser().parsestr(found[0].read_text())["Version"])
+    files = list(root.glob("opt/twine/lib/python3*/site-packages/twine_cluster-*/METADATA"))
+    if len(files) != 1:
+        raise LabError(f"the layers have {len(files)} distributions of twine-cluster, not one")
+    return str(HeaderParser().parsestr(files[0].read_text())["Version"])
 
 
-def describe(root: Path, version: str, replaced: list[str]) -> None:
+def write_metadata(root: Path, version: str, replaced: list[str]) -> None:
     """Write the package's metadata: fields, configuration files, maintainer scripts."""
     debian = root / "DEBIAN"
     debian.mkdir(mode=0o755)

@@ -21,16 +21,17 @@ import msgspec
 
 from vm_lab.cli import lab_command
 from vm_lab.errors import LabError
-from vm_lab.guest_requests import BUSYBOX, Done, Order
+from vm_lab.guest_requests import BUSYBOX, Order, OrderResult
 from vm_lab.image.build import BUSYBOX as OUR_BUSYBOX
 from vm_lab.lab import Lab, UpOptions
 from vm_lab.progress import PATIENCE_S, wait_until
 from vm_lab.promises import LabPromises
+from vm_lab.state import DAMAGED
 
 MACHINE = "m1"
 TASKS = 5
-IMAGES_AT_MOST = 6
-ORDERS_MOST, PAUSE_S = 20, 2.0
+MAX_IMAGES = 6
+MAX_ORDERS, PAUSE_S = 20, 2.0
 """A cut follows at most 20 acknowledged orders, then within 2 s. On a slow machine a series takes
 longer, but tests as much."""
 GUEST_COMMAND = "/opt/twine/bin/python -I -m vm_lab.guest_requests"
@@ -53,8 +54,8 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     wrong: list[str]
 
 
-class Cuts(msgspec.Struct, frozen=True, kw_only=True):
-    """A series of cuts; a later call can continue it."""
+class CutSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """A series of cuts with one seed; a later call can continue it."""
 
     seed: int
     cuts: list[Cut] = []
@@ -66,29 +67,31 @@ class GuestClient:
     def __init__(self, process: asyncio.subprocess.Process, promises: LabPromises) -> None:
         self._process = process
         self.promises = promises
-        self._waiting: dict[int, asyncio.Future[Done]] = {}
+        self._waiting: dict[int, asyncio.Future[OrderResult]] = {}
         self._reader = asyncio.create_task(self._read())
         self._number = 0
 
-    async def do(self, what: str, name: str = "", generation: int = 0, image: str = "") -> Done:
+    async def send(
+        self, what: str, name: str = "", generation: int = 0, image: str = ""
+    ) -> OrderResult:
         """Send an order and return its answer; never returns if the guest is off."""
         self._number += 1
         order = Order(number=self._number, what=what, name=name, generation=generation, image=image)
         answer = asyncio.get_running_loop().create_future()
         self._waiting[order.number] = answer
-        self.promises.given(order)
+        self.promises.order_sent(order)
         assert self._process.stdin
         with contextlib.suppress(ConnectionError):
             self._process.stdin.write(msgspec.json.encode(order) + b"\n")
             await self._process.stdin.drain()
-        found: Done = await answer
-        return found
+        result: OrderResult = await answer
+        return result
 
     async def _read(self) -> None:
         assert self._process.stdout
         while line := await self._process.stdout.readline():
-            done = msgspec.json.decode(line, type=Done)
-            self.promises.answered(done)
+            done = msgspec.json.decode(line, type=OrderResult)
+            self.promises.answer_received(done)
             if not (answer := self._waiting.pop(done.number)).done():
                 answer.set_result(done)
 
@@ -108,10 +111,7 @@ class PowerCuts:
         self.machine = lab.machine(MACHINE)
         self.say = lab.progress.say
         self.file = lab.paths.state / "power-cuts.json"
-        self.series = Cuts(seed=seed)
-        with contextlib.suppress(FileNotFoundError):
-            held = msgspec.json.decode(self.file.read_bytes(), type=Cuts)
-            self.series = held if held.seed == seed else self.series
+        self.series = saved_series(self.file, seed)
         self._generation = 0
 
     def prepare(self) -> None:
@@ -126,11 +126,11 @@ class PowerCuts:
 
     async def run(self, cuts: int) -> None:
         """Run until there were `cuts` cuts, or one found an error."""
-        guest, seen = await self._look(LabPromises())
-        seen = await self._cleared(guest, seen)
+        guest, state = await self._connect(LabPromises())
+        state = await self._remove_tasks_and_images(guest, state)
         while len(self.series.cuts) < cuts:
-            guest.promises = guest.promises.renewed(seen)
-            cut, guest, seen = await self._cut(guest, len(self.series.cuts) + 1)
+            guest.promises = guest.promises.renewed(state)
+            cut, guest, state = await self._make_cut(guest, len(self.series.cuts) + 1)
             self.series.cuts.append(cut)
             self.lab.paths.save(self.file, self.series)
             self.say(f"cut {cut.number}/{cuts}: {'; '.join(cut.wrong) or 'all is as promised'}")
@@ -138,51 +138,53 @@ class PowerCuts:
                 break
         await guest.close()
 
-    async def _cleared(self, guest: GuestClient, seen: Done) -> Done:
+    async def _remove_tasks_and_images(self, guest: GuestClient, state: OrderResult) -> OrderResult:
         """Remove tasks and images of other programs: those images may lack our task's program."""
-        for task in seen.tasks:
-            await guest.do("no-task", task, self._next())
-        while (seen := await guest.do("look")).tasks:
+        for task in state.tasks:
+            await guest.send("no-task", task, self._next_generation())
+        while (state := await guest.send("look")).tasks:
             await asyncio.sleep(0.5)
-        for digest in seen.images:
-            await guest.do("no-image", image=digest)
-        return await guest.do("look")
+        for digest in state.images:
+            await guest.send("no-image", image=digest)
+        return await guest.send("look")
 
-    async def _cut(self, guest: GuestClient, number: int) -> tuple[Cut, GuestClient, Done]:
+    async def _make_cut(
+        self, guest: GuestClient, number: int
+    ) -> tuple[Cut, GuestClient, OrderResult]:
         promises, before = guest.promises, guest.promises.acknowledged
         after_s = await self._work_until_cut(guest, number)
         await guest.close()
         acknowledged = promises.acknowledged - before
-        open_ = [f"{o.what} {o.name or o.image[:15]}" for o in promises.open.values()]
+        open_orders = [f"{o.what} {o.name or o.image[:15]}" for o in promises.open.values()]
         began = time.monotonic()
         await asyncio.to_thread(self._boot)
         booted = time.monotonic()
-        guest, seen = await self._look(promises)
-        wrong = promises.broken(seen) + (await guest.do("fsck")).wrong
+        guest, state = await self._connect(promises)
+        wrong = promises.broken(state) + (await guest.send("fsck")).wrong
         wrong += await asyncio.to_thread(self._disk_errors)
         return (
             Cut(
                 number=number,
                 after_s=round(after_s, 1),
                 acknowledged=acknowledged,
-                open=open_,
+                open=open_orders,
                 boot_s=round(booted - began, 1),
                 rest_s=round(time.monotonic() - booted, 1),
                 wrong=wrong,
             ),
             guest,
-            seen,
+            state,
         )
 
     async def _work_until_cut(self, guest: GuestClient, number: int) -> float:
         """Give orders until the power is cut amid them; return the seconds until then."""
         chance = random.Random(f"{self.series.seed}/{number}")
-        orders, pause_s = chance.randint(1, ORDERS_MOST), chance.uniform(0.0, PAUSE_S)
+        orders, pause_s = chance.randint(1, MAX_ORDERS), chance.uniform(0.0, PAUSE_S)
         work = [
-            asyncio.create_task(self._on_task(guest, f"t{n}", random.Random(chance.random())))
+            asyncio.create_task(self._change_task(guest, f"t{n}", random.Random(chance.random())))
             for n in range(TASKS)
         ]
-        work.append(asyncio.create_task(self._on_images(guest, random.Random(chance.random()))))
+        work.append(asyncio.create_task(self._change_images(guest, random.Random(chance.random()))))
         began, before = time.monotonic(), guest.promises.acknowledged
         while guest.promises.acknowledged < before + orders and not any(t.done() for t in work):
             await asyncio.sleep(0.05)
@@ -204,13 +206,13 @@ class PowerCuts:
     def _boot(self) -> None:
         self.lab.guests.forget_connection(self.machine)
         late = LabError(f"after {PATIENCE_S:g} s still not: libvirt sees that it is off")
-        wait_until(lambda: self._power() == "shut off", lambda: late)
+        wait_until(lambda: self._power_state() == "shut off", lambda: late)
         self.lab.power_on(MACHINE)
 
-    def _power(self) -> str:
+    def _power_state(self) -> str:
         return self.lab.domains.power()[MACHINE]
 
-    async def _look(self, promises: LabPromises) -> tuple[GuestClient, Done]:
+    async def _connect(self, promises: LabPromises) -> tuple[GuestClient, OrderResult]:
         """Return the state of the host once the agent keeps its promises, or after the timeout."""
         wait = "until systemctl is-active -q twine-agent.service; do sleep 1; done"
         await asyncio.to_thread(self._ssh, f"timeout {PATIENCE_S:g} sh -c '{wait}'")
@@ -222,10 +224,10 @@ class PowerCuts:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             async with asyncio.timeout(PATIENCE_S):
-                seen = await guest.do("look")
-            self._generation = max([self._generation, *(g for g, _ in seen.tasks.values())])
-            if not promises.broken(seen) or time.monotonic() > deadline:
-                return guest, seen
+                state = await guest.send("look")
+            self._generation = max([self._generation, *(g for g, _ in state.tasks.values())])
+            if not promises.broken(state) or time.monotonic() > deadline:
+                return guest, state
             await asyncio.sleep(0.5)
 
     def _disk_errors(self) -> list[str]:
@@ -236,32 +238,43 @@ class PowerCuts:
             return [str(e)]
         return []
 
-    def _next(self) -> int:
+    def _next_generation(self) -> int:
         self._generation += 1
         return self._generation
 
-    async def _on_task(self, guest: GuestClient, name: str, chance: random.Random) -> None:
+    async def _change_task(self, guest: GuestClient, name: str, chance: random.Random) -> None:
         """Start, update and stop a task, again and again."""
         while True:
-            images = sorted(d for d, there in guest.promises.images.items() if there)
+            images = guest.promises.present_images()
             if guest.promises.tasks.get(name) and chance.random() < 0.4:
-                await guest.do("no-task", name, self._next())
+                await guest.send("no-task", name, self._next_generation())
             elif images:
-                await guest.do("task", name, self._next(), chance.choice(images))
+                await guest.send("task", name, self._next_generation(), chance.choice(images))
             await asyncio.sleep(chance.uniform(0.0, 2.0))
 
-    async def _on_images(self, guest: GuestClient, chance: random.Random) -> None:
+    async def _change_images(self, guest: GuestClient, chance: random.Random) -> None:
         """Add and remove images until cancelled."""
         while True:
-            images = sorted(d for d, there in guest.promises.images.items() if there)
-            if len(images) < 2 or (len(images) < IMAGES_AT_MOST and chance.random() < 0.6):
-                await guest.do("image", f"{chance.random()}")
+            images = guest.promises.present_images()
+            if len(images) < 2 or (len(images) < MAX_IMAGES and chance.random() < 0.6):
+                await guest.send("image", f"{chance.random()}")
             else:
-                await guest.do("no-image", image=chance.choice(images))
+                await guest.send("no-image", image=chance.choice(images))
             await asyncio.sleep(chance.uniform(0.0, 1.0))
 
 
-def table(series: Cuts) -> str:
+def saved_series(file: Path, seed: int) -> CutSeries:
+    """Return the series in a file if it has this seed, else a new one."""
+    try:
+        saved = msgspec.json.decode(file.read_bytes(), type=CutSeries)
+    except FileNotFoundError:
+        return CutSeries(seed=seed)
+    except DAMAGED as e:
+        raise LabError(f"cannot use {file}: {e}", hint="remove it to begin a new series") from e
+    return saved if saved.seed == seed else CutSeries(seed=seed)
+
+
+def table(series: CutSeries) -> str:
     """Return the series as a table in Markdown, with a line of sums below it."""
     lines = [
         "| cut | after | acknowledged before it | under way | boot | until all runs | result |",
@@ -275,11 +288,11 @@ def table(series: Cuts) -> str:
         )
     good = sum(not cut.wrong for cut in series.cuts)
     orders = sum(cut.acknowledged for cut in series.cuts)
-    open_ = sum(len(cut.open) for cut in series.cuts)
+    open_orders = sum(len(cut.open) for cut in series.cuts)
     lines.append("")
     lines.append(
         f"{len(series.cuts)} cuts (seed {series.seed}), {good} clean; {orders} orders acknowledged"
-        f" before them, {open_} under way."
+        f" before them, {open_orders} under way."
     )
     return "\n".join(lines)
 

@@ -57,7 +57,7 @@ class Proxy:
         host = self._control.topology.host_address
         urls = [f"{host}:{FIRST_PORT + i}" for i in range(len(services))]
         wanted = [f"{s}={url}" for s, url in zip(services, urls, strict=True)]
-        haproxy, backends = _haproxy(), self._ask(wanted)
+        haproxy, backends = _haproxy(), self._resolve(wanted)
         self.stop()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         own = _OWN.format(socket=self._socket, host=host, metrics_port=METRICS_PORT)
@@ -67,7 +67,7 @@ class Proxy:
         pid = self._sandbox.spawn(argv, self._log)
         self._control.paths.save(self._haproxy, process_ref(pid))
         check = shlex.join([haproxy, "-q", "-c", "-f", str(self._own), "-f", "{file}"])
-        keep: list[str | Path] = [*self._resolver_words(wanted), "--file", self._file]
+        keep: list[str | Path] = [*self._resolver_command(wanted), "--file", self._file]
         keep += ["--check", check, "--reload", f"kill -USR2 {pid}"]
         self._control.paths.save(self._resolver, process_ref(self._sandbox.spawn(keep, self._log)))
         self._wait_started()
@@ -79,12 +79,12 @@ class Proxy:
             end_process(ref)
         self._socket.unlink(missing_ok=True)
 
-    def _resolver_words(self, wanted: Sequence[str]) -> list[str]:
+    def _resolver_command(self, wanted: Sequence[str]) -> list[str]:
         resolver = str(program("twine-resolver"))
         return [resolver, "--endpoint", self._control.endpoint, "proxy", "haproxy", *wanted]
 
-    def _ask(self, wanted: Sequence[str]) -> str:
-        words = self._resolver_words(wanted)
+    def _resolve(self, wanted: Sequence[str]) -> str:
+        words = self._resolver_command(wanted)
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
             raise LabError(f"twine-resolver failed: {done.stderr.strip()}")
@@ -99,7 +99,7 @@ class Proxy:
 
 
 def _haproxy() -> str:
-    found = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin")
-    if found is None:
+    path = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin")
+    if path is None:
         raise LabError("there is no haproxy", hint="apt-get install haproxy, or `make setup`")
-    return found
+    return path

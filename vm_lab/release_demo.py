@@ -37,7 +37,7 @@ class ReleaseDemo(DeliveryDemo):
     """The demo on one lab, with the measurements for the long lab test."""
 
     pipeline_name = "twine"
-    brings = "--release"
+    source_option = "--release"
 
     def __init__(self, lab: str) -> None:
         super().__init__(lab)
@@ -54,8 +54,8 @@ class ReleaseDemo(DeliveryDemo):
         self._apply(image)
         try:
             self.begin()
-            self.goes_everywhere()
-            self.is_taken_back()
+            self.release_good_version()
+            self.release_broken_version()
         finally:
             self.end()
         self._twinectl("job", "status", "web")
@@ -66,8 +66,8 @@ class ReleaseDemo(DeliveryDemo):
         shutil.rmtree(self._folder, ignore_errors=True)
         self._releases.mkdir(parents=True, mode=0o700)
         self._lab_command("proxy", "start", "web:http")
-        for version, more in (("", ""), (NEW, ""), (BROKEN, DOES_NOT_START)):
-            self._build(version, more)
+        for version, appended_code in (("", ""), (NEW, ""), (BROKEN, DOES_NOT_START)):
+            self._build_release(version, appended_code)
         os.environ |= {
             "PATH": f"{self._bin}:{os.environ['PATH']}",
             "TWINE_LAB_NAME": self._lab,
@@ -78,7 +78,9 @@ class ReleaseDemo(DeliveryDemo):
             self._progress.say(f"{machine}: the agent as a package, {self.old}")
             subprocess.run([FILES / "install-agent", machine, self.old], check=True)
             self._lab_command("ssh", machine, "--", "systemctl restart twine-agent.service")
-        self._wait("every agent reports again", lambda: self._ready() == set(MACHINES))
+        self._wait_until(
+            "every agent reports again", lambda: self._ready_machines() == set(MACHINES)
+        )
         self.before = self._invocations(MACHINES)
         config = self._folder / "conveyor.toml"
         socket = self._service.removeprefix("unix:")
@@ -86,45 +88,48 @@ class ReleaseDemo(DeliveryDemo):
         values = {"state": self._folder / "conveyor", "socket": socket, "endpoint": self.endpoint}
         config.write_text(text.substitute(values, here=FILES))
         words = [str(self._bin / "twine-conveyor"), "serve", "--config", str(config)]
-        self._say_command(words)
+        self._print_command(words)
         with (self._folder / "log").open("ab") as log:
             self._programs.append(subprocess.Popen(words, stdout=log, stderr=log))
-        self._wait("the conveyor serves", Path(socket).exists)
+        self._wait_until("the conveyor serves", Path(socket).exists)
         pipeline = short_path(FILES / "twine.toml")
         self.pipeline("plan", pipeline, code=2)
         self.pipeline("apply", pipeline)
 
-    def goes_everywhere(self) -> dict[str, Any]:
+    def release_good_version(self) -> dict[str, Any]:
         """Release a good version; return its run and the outcome of the requests."""
         click.secho(f"\nRelease {NEW}, under constant requests", bold=True)
-        outcome = self._expected(self.delivered(NEW, lambda _: None), "done", failed=0)
-        return self._undisturbed(outcome, NEW)
+        outcome = self._check_outcome(self.run_pipeline(NEW, lambda _: None), "done", failed=0)
+        return self._check_undisturbed(outcome, NEW)
 
-    def is_taken_back(self) -> dict[str, Any]:
+    def release_broken_version(self) -> dict[str, Any]:
         """Release a version whose agent does not start: it must stop at the canary host."""
         click.secho(f"\nRelease {BROKEN}, whose agent does not start", bold=True)
-        outcome = self._expected(self.delivered(BROKEN, lambda _: None), "rolled-back", failed=0)
-        return self._undisturbed(outcome, NEW)
+        outcome = self._check_outcome(
+            self.run_pipeline(BROKEN, lambda _: None), "rolled-back", failed=0
+        )
+        return self._check_undisturbed(outcome, NEW)
 
-    def _undisturbed(self, outcome: dict[str, Any], release: str) -> dict[str, Any]:
-        """Show which release each machine runs, and check that no task was started again."""
-        views = self._ask("machine", "list")["machines"]
+    def _check_undisturbed(self, outcome: dict[str, Any], release: str) -> dict[str, Any]:
+        """Show which release each machine runs, and check that no task was restarted."""
+        views = self._twinectl_json("machine", "list")["machines"]
         agents = {v["record"]["machine"]: v["record"]["facts"]["agent_version"] for v in views}
         plane = subprocess.run([FILES / "probe-control-plane"], check=True, capture_output=True)
-        found = {**agents, "cp": plane.stdout.decode().strip()}
-        click.secho(f"releases: {found}", bold=True)
+        releases = {**agents, "cp": plane.stdout.decode().strip()}
+        click.secho(f"releases: {releases}", bold=True)
         after = self._invocations(MACHINES)
-        again = [task for task, unit in self.before.items() if after.get(task) != unit]
-        click.secho(f"{len(after)} tasks, {len(again)} of them started again: {again}", bold=True)
-        if again or set(found.values()) != {release}:
+        restarted = [task for task, unit in self.before.items() if after.get(task) != unit]
+        text = f"{len(after)} tasks, {len(restarted)} of them started again: {restarted}"
+        click.secho(text, bold=True)
+        if restarted or set(releases.values()) != {release}:
             sys.exit(1)
-        return outcome | {"releases": found, "again": again}
+        return outcome | {"releases": releases, "again": restarted}
 
-    def _ready(self) -> set[str]:
-        views = self._ask("machine", "list")["machines"]
+    def _ready_machines(self) -> set[str]:
+        views = self._twinectl_json("machine", "list")["machines"]
         return {view["record"]["machine"] for view in views if view.get("ready")}
 
-    def _build(self, version: str, more: str) -> None:
+    def _build_release(self, version: str, appended_code: str) -> None:
         """Build the agent's package and the control plane's code of a release."""
         tree = self._releases / f"tree-{version or 'of-now'}"
         copy_tree(REPOSITORY, PACKAGES, tree)
@@ -134,7 +139,7 @@ class ReleaseDemo(DeliveryDemo):
             changed = project.replace(f'version = "{is_now}"', f'version = "{version}"', 1)
             (tree / "pyproject.toml").write_text(changed)
             with (tree / "agent/daemon.py").open("a") as file:
-                file.write(more)
+                file.write(appended_code)
         else:
             self.old = is_now
         self._progress.say(f"release {version or is_now}: package and wheel")

@@ -99,10 +99,12 @@ class LabSandbox:
                 stdin=subprocess.DEVNULL,
             )
         except subprocess.TimeoutExpired as e:
-            raise LabError(f"`{_words(argv)}` did not end within {timeout_s:g} s") from e
+            raise LabError(f"`{_command_text(argv)}` did not end within {timeout_s:g} s") from e
         if done.returncode != 0:
             output = (done.stderr or done.stdout).strip()
-            raise LabError(f"`{_words(argv)}` failed with status {done.returncode}: {output}")
+            raise LabError(
+                f"`{_command_text(argv)}` failed with status {done.returncode}: {output}"
+            )
         return done.stdout
 
     def spawn(self, argv: Sequence[str | Path], log: Path, *, mounts: bool = False) -> int:
@@ -114,8 +116,8 @@ class LabSandbox:
         self.start_namespaces()
         if not self.libvirtd_answers():
             self._start_libvirtd()
-        self._ensure("net", NETWORK, network_xml(topology, machines))
-        self._ensure("pool", POOL, pool_xml(self.paths.pool))
+        self._ensure_started("net", NETWORK, network_xml(topology, machines))
+        self._ensure_started("pool", POOL, pool_xml(self.paths.pool))
 
     def start_namespaces(self) -> None:
         """Create the namespaces and a process that keeps them, unless they exist."""
@@ -224,7 +226,7 @@ class LabSandbox:
             return False
         return True
 
-    def _ensure(self, kind: str, name: str, xml: str) -> None:
+    def _ensure_started(self, kind: str, name: str, xml: str) -> None:
         """Define and start a network ("net") or a storage pool ("pool") unless it is there."""
         if name not in self.run(["virsh", f"{kind}-list", "--all", "--name"], mounts=True).split():
             file = self.paths.state / f"{kind}.xml"
@@ -272,12 +274,12 @@ def pool_xml(folder: Path) -> str:
 
 def processes_in_namespace(inode: int) -> list[int]:
     """Return the processes whose network namespace has that inode number."""
-    found = []
+    pids = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError):  # it has ended, or is a zombie
             if Path(f"/proc/{pid}/ns/net").stat().st_ino == inode:
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def network_namespaces_seeing(folder: Path) -> set[int]:
@@ -295,7 +297,7 @@ def remove_mount_points(state_root: Path) -> None:
     record = state_root / "made-folders.json"
     if not record.exists() or any(p.is_dir() for p in state_root.iterdir()):
         return
-    for place in map(Path, msgspec.json.decode(record.read_bytes(), type=list[str])):
+    for place in map(Path, _made_folders(record)):
         with contextlib.suppress(FileNotFoundError):  # the removal of another lab may be faster
             if not any(place.iterdir()):
                 place.rmdir()
@@ -307,9 +309,15 @@ def _make_mount_point(place: Path, state_root: Path) -> None:
     if place.exists():
         return
     record = state_root / "made-folders.json"
-    made = msgspec.json.decode(record.read_bytes(), type=list[str]) if record.exists() else []
-    record.write_bytes(msgspec.json.encode([*made, str(place)]))
-    place.mkdir(parents=True)
+    record.write_bytes(msgspec.json.encode([*_made_folders(record), str(place)]))
+    place.mkdir(parents=True, exist_ok=True)  # another lab may be faster
+
+
+def _made_folders(record: Path) -> list[str]:
+    """Return the folders that labs made on the host; a damaged record names none."""
+    with contextlib.suppress(FileNotFoundError, *DAMAGED):
+        return msgspec.json.decode(record.read_bytes(), type=list[str])
+    return []
 
 
 def _host_uuid() -> str:
@@ -326,5 +334,5 @@ def _wait_for(what: str, ready: Callable[[], bool], timeout_s: float) -> None:
     wait_until(ready, lambda: LabError(f"waited {timeout_s:g} s for {what}"), timeout_s)
 
 
-def _words(argv: Sequence[str | Path]) -> str:
+def _command_text(argv: Sequence[str | Path]) -> str:
     return " ".join(str(arg) for arg in argv)

@@ -68,6 +68,8 @@ class LabPaths:
         self.control_plane = self.state / "control-plane.json"
         self.control_plane_state = self.state / "control-plane"
         self.control_plane_config = self.state / "control-plane.toml"
+        self.control_plane_started_config = self.state / "control-plane-started.toml"
+        """What the control plane was last started with."""
         self.control_plane_log = self.state / "control-plane.log"
         self.web_console = self.state / "web-console.json"
         """The process of `twinectl ui` that runs on after the demo."""
@@ -163,12 +165,12 @@ def signal_process(pid: int, number: signal.Signals) -> None:
 
 def _start_ticks(pid: int) -> int | None:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The second field is the program's name in parentheses and may hold anything.
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
+    # The second field is the program's name in parentheses and may hold any bytes.
+    fields = stat.rpartition(b")")[2].split()
+    return None if fields[0] == b"Z" else int(fields[19])
 
 
 def require_root() -> None:

@@ -61,7 +61,7 @@ class Traffic:
 
     async def run(self, until: asyncio.Event) -> TrafficOutcome:
         """Send requests until `until` is set, and return their outcome."""
-        first = await self._first(until)
+        first = await self._read_first_list(until)
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True),
             timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
@@ -70,11 +70,11 @@ class Traffic:
             turn = 0
             while not until.is_set():
                 if self._url:
-                    await self._ask(session, self._url)
+                    await self._request(session, self._url)
                 elif self._listed:
                     listed = self._listed[turn % len(self._listed)]
                     url = f"http://{listed.host}:{listed.ports['http']}/"
-                    await self._ask(session, url, listed.task, listed.machine)
+                    await self._request(session, url, listed.task, listed.machine)
                 turn += 1
                 await asyncio.sleep(self._pause_s)
             follower.cancel()
@@ -82,21 +82,21 @@ class Traffic:
         self._outcome.machines = dict(self._machines)
         return self._outcome
 
-    async def _first(self, until: asyncio.Event) -> int:
+    async def _read_first_list(self, until: asyncio.Event) -> int:
         """Read the endpoints from discovery, again until a control plane serves; return their
         revision.
         """
         while not until.is_set():
             try:
-                found = await self._client.endpoints(self._job)
+                endpoints = await self._client.endpoints(self._job)
             except Unreachable:
                 await asyncio.sleep(0.5)
                 continue
-            self._take(found)
-            return found.revision
+            self._store_list(endpoints)
+            return endpoints.revision
         return 0
 
-    def _take(self, endpoints: Endpoints) -> None:
+    def _store_list(self, endpoints: Endpoints) -> None:
         self._listed = endpoints.endpoints
         if len(self._outcome.lists) < TIMES_KEPT:
             self._outcome.lists.append((time.time(), sorted(e.task for e in self._listed)))
@@ -104,16 +104,16 @@ class Traffic:
     async def _follow(self, revision: int) -> None:
         while True:
             try:
-                found = await self._client.endpoints(self._job, after=revision, wait_s=20)
+                endpoints = await self._client.endpoints(self._job, after=revision, wait_s=20)
             except TwineError:
                 await asyncio.sleep(0.5)  # the last known list stays in use
                 continue
-            if found.revision != revision:
+            if endpoints.revision != revision:
                 self._outcome.revisions += 1
-            revision = found.revision
-            self._take(found)
+            revision = endpoints.revision
+            self._store_list(endpoints)
 
-    async def _ask(
+    async def _request(
         self, session: aiohttp.ClientSession, url: str, task: str = "proxy", machine: str = ""
     ) -> None:
         self._outcome.requests += 1

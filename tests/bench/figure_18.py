@@ -100,8 +100,8 @@ def replayed(days: float, tasks: int, *, seed: int = 1) -> Flow:
     where: dict[str, str] = {}
 
     def passed(now: float) -> None:
-        for name, standing in region.checker.standings.items():
-            owner = standing.entitlement
+        for name, checked in region.checker.machines.items():
+            owner = checked.entitlement
             if owner == where.get(name, ""):
                 continue
             where[name] = owner

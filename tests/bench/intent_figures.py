@@ -99,7 +99,7 @@ def alive(region: SimulatedRegion) -> Iterator[Copy]:
 
 def versions(region: SimulatedRegion) -> Counter[str]:
     """Return the tasks that are `old`, `pushed` or `canary`, by the number in the image's name."""
-    numbers = (int(copy.runs[11:15], 16) for copy in alive(region))
+    numbers = (int(copy.running_image[11:15], 16) for copy in alive(region))
     return Counter("canary" if n >= 0x8000 else "pushed" if n else "old" for n in numbers)
 
 
@@ -152,7 +152,7 @@ def runtimes(region: SimulatedRegion) -> Counter[str]:
     """Return the tasks by the push that they run, and by their runtime."""
     pushes = {0: "before", 0x1001: "first push"}
     return Counter(
-        f"{pushes.get(int(copy.runs[11:15], 16), 'second push')},"
+        f"{pushes.get(int(copy.running_image[11:15], 16), 'second push')},"
         f" {copy.spec.environment.get('TWINE_RUNTIME', 'old runtime')}"
         for copy in alive(region)
     )
@@ -192,8 +192,8 @@ def serving(region: SimulatedRegion) -> Counter[str]:
     """Return the number of jobs that serve, all tasks, the old ones, and machines held."""
     copies = list(alive(region))
     well = {c.task_id.rpartition("-")[0] for c in copies if c.health is Health.HEALTHY}
-    held = sum(1 for standing in region.checker.standings.values() if standing.entitlement)
-    old = sum(1 for copy in copies if not int(copy.runs[11:15], 16))
+    held = sum(1 for checked in region.checker.machines.values() if checked.entitlement)
+    old = sum(1 for copy in copies if not int(copy.running_image[11:15], 16))
     return Counter({"serving": len(well), "tasks": len(copies), "old": old, "machines": held})
 
 

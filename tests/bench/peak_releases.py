@@ -85,7 +85,7 @@ def simulated(
     region = SimulatedRegion(scenario, seed)
     for machine in region.machines.values():
         machine.pace.start = (20.0, 40.0)  # its caches to fill
-    zero = region.plane.wall()
+    zero = region.plane.wall_time()
     fixed = dict[str, Autoscale]()
     loaded = LoadedJobs(region, fixed, {"job0": lambda now: tasks * CORES * level(now)})
     delivered = DeliveredJobs(region, 1, is_random=False)

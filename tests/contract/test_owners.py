@@ -16,7 +16,7 @@ from agent.lease.fencing import FencingOwners
 from vm_lab.region import agent as modelled
 from vm_lab.region.history import History
 from vm_lab.region.loop import Timeline
-from vm_lab.region.machine import MachineSetting, SimulatedMachine
+from vm_lab.region.machine import MachineContext, SimulatedMachine
 from wire.errors import Conflict
 
 pytestmark = pytest.mark.behaviour("SH3")
@@ -41,7 +41,7 @@ def real(folder: Path) -> Ask:
 def model(_: Path) -> Ask:
     timeline = Timeline()
     machine = SimulatedMachine(
-        MachineSetting(timeline, History(timeline)), "m1", api.Location(), "seed"
+        MachineContext(timeline, History(timeline)), "m1", api.Location(), "seed"
     )
 
     def ask(entitlement: str, number: int, commands: bool) -> bool:

@@ -30,14 +30,14 @@ def test_a_good_version_arrives_and_bad_ones_are_stopped_at_the_canary(
 ) -> None:
     """The size changes and a machine loses its power meanwhile, and no request fails (CV4)."""
     bad = {v: web.ctl("image", "push", str(build_app(v, print)))["digest"] for v in BAD_VERSIONS}
-    outcome = deliveries.all_goes_through(images["v2"])
+    outcome = deliveries.deliver_good_version(images["v2"])
     assert [step["name"] for step in outcome["run"]["steps"]] == ["canary 1", "50 %", "all"]
     assert outcome["failed"] == 0, outcome["failures"]
     assert outcome["answers"]["Twine demo v2"] > 0
     assert len(web.tasks()) == 8
     web.usable()
     for version, gate in (("v3", "gate latency"), ("v4", "gate errors")):
-        outcome = deliveries.is_stopped(bad[version])
+        outcome = deliveries.deliver_bad_version(bad[version])
         assert [step["name"] for step in outcome["run"]["steps"]] == ["canary 1", "rollback"]
         assert outcome["run"]["reason"].startswith(gate)
         job = web.job()

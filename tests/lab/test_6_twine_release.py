@@ -27,14 +27,14 @@ def test_agents_are_released_before_the_control_plane_and_a_broken_one_is_rolled
     releases: ReleaseDemo,
 ) -> None:
     """No task restarts, and no request fails."""
-    outcome = releases.goes_everywhere()
+    outcome = releases.release_good_version()
     assert [step["name"] for step in outcome["run"]["steps"]] == [
         *("fleet/agents: canary 1", "fleet/agents: all"),
         *("fleet/control-plane: canary 1", "fleet/control-plane: all"),
     ]
     assert outcome["releases"] == dict.fromkeys((*MACHINES, "cp"), NEW)
     assert (outcome["failed"], outcome["again"]) == (0, [])
-    outcome = releases.is_taken_back()
+    outcome = releases.release_broken_version()
     assert outcome["run"]["image"] == BROKEN
     assert outcome["run"]["reason"].startswith("fleet agents: host m1: ")
     assert outcome["releases"] == dict.fromkeys((*MACHINES, "cp"), NEW)

@@ -24,10 +24,10 @@ SLICE = range(1, 23)
 FOUND = {
     70: "an update was done before one of its tasks served",
     111: "a task that its host ended in a cut was blamed on its version",
-    231: "an extra task went in the look in which a deadline forced others out",
+    231: "an extra task was removed in the round in which a deadline forced others out",
     25: "a profile that no machine had proved kept every machine out",
-    38: "of a version that came back the checker knew only the image",
-    23: "the checker waited for a profile that a version that never starts holds up",
+    38: "after a rollback the checker knew only the image of the version",
+    23: "the checker waited for a profile that a version which never starts delays",
 }
 """Seeds that once broke a rule → why."""
 MOST = 50

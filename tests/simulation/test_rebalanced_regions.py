@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from control_plane.api.rebalancing import MoveState
 from vm_lab.region import scenario
 from vm_lab.region.scenario import FaultRate, Scenario
-from vm_lab.region.seed import SimulatedRegion, draw, of_seed
+from vm_lab.region.seed import SimulatedRegion, draw, scenario_of_seed
 
 pytestmark = pytest.mark.behaviour("RE1", "RE2", "RE5")
 
@@ -66,7 +66,7 @@ def run(what: Scenario, seed: int) -> Run:
             if move.state is MoveState.DONE:
                 made.moved.setdefault(f"{move.job}-{move.task}", set()).add(move.at)
 
-    what = of_seed(what, seed)
+    what = scenario_of_seed(what, seed)
     region = SimulatedRegion(what, seed, passed)
     with silent():
         region.run(list(draw(what, seed)))

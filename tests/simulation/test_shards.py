@@ -12,7 +12,7 @@ from control_plane import running_shards
 from control_plane.shards.ownership import OwnershipMap
 from vm_lab.region import scenario
 from vm_lab.region.run import Job, run_one
-from vm_lab.region.seed import SimulatedRegion, of_seed
+from vm_lab.region.seed import SimulatedRegion, scenario_of_seed
 from vm_lab.region.story import draw
 
 MOST = 200
@@ -44,7 +44,7 @@ def test_entitlements_move_between_shards_among_faults(seed: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_task_restarts_by_moves_of_its_entitlement(seed: int) -> None:
     """Each task gets one start command, however often its owner changes."""
-    chosen = of_seed(scenario.load("shards-quiet"), seed)
+    chosen = scenario_of_seed(scenario.load("shards-quiet"), seed)
     region = SimulatedRegion(chosen, seed)
     region.run(list(draw(chosen, seed)))
     lines = list(region.history.lines())

@@ -57,8 +57,8 @@ def test_the_checker_runs_during_operations_and_after() -> None:
     writers = scenario.load("writers")
     region = SimulatedRegion(writers, 1)
     region.run(draw(writers, 1))
-    assert region.intent_checker.looks["exact"] > 50
-    assert region.intent_checker.looks["under way"] > 50
+    assert region.intent_checker.checks["exact"] > 50
+    assert region.intent_checker.checks["under way"] > 50
 
 
 @pytest.mark.behaviour("JC5")

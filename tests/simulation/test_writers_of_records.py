@@ -68,7 +68,7 @@ class Ledger:
     def __init__(self, region: SimulatedRegion) -> None:
         assert region.roles is not None
         self._roles = region.roles
-        self._previous_hook, self._roles.etcd.applied = self._roles.etcd.applied, self.applied
+        self._previous_hook, self._roles.etcd.on_commit = self._roles.etcd.on_commit, self.applied
         self.tables = defaultdict[str, set[str]](set)
         self.foreign: list[str] = []
         """Writes of a job by a process that does not own its entitlement."""

@@ -49,7 +49,7 @@ def build_conveyor(say: Say) -> Path:
             with partial_file(tar) as partial:
                 partial.write_bytes(python.read_bytes())
                 with tarfile.open(partial, "a") as archive:
-                    archive.add(site, f"./{SITE}", filter=_of_root)
+                    archive.add(site, f"./{SITE}", filter=_owned_by_root)
         keep_newest(cache, "conveyor-*.tar")
         return tar
 
@@ -79,7 +79,7 @@ def _install(wheel: Path, into: Path, say: Say) -> None:
         raise LabError(f"cannot install the conveyor: {done.stderr.strip()[-2000:]}")
 
 
-def _of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry

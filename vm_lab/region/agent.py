@@ -57,7 +57,7 @@ def pull_image(machine: SimulatedMachine, pull: api.ImagePull, reply: Reply) -> 
     waiting.append(pulled)
     if len(waiting) == 1:
         took = machine.draw(machine.pace.pull)
-        machine.setting.timeline.after(took, _pulled, machine, digest, waiting)
+        machine.context.timeline.after(took, _pulled, machine, digest, waiting)
 
 
 def _pulled(machine: SimulatedMachine, digest: str, waiting: list[Callable[[str], None]]) -> None:
@@ -67,7 +67,7 @@ def _pulled(machine: SimulatedMachine, digest: str, waiting: list[Callable[[str]
     failure = ""
     if machine.pull_fails:
         failure = f"cannot fetch image {digest[:15]}: the disk is full"
-    elif digest not in machine.setting.known_images:
+    elif digest not in machine.context.known_images:
         failure = f"cannot fetch image {digest[:15]}: the image store does not have it"
     else:
         machine.images.add(digest)
@@ -79,20 +79,20 @@ def _pulled(machine: SimulatedMachine, digest: str, waiting: list[Callable[[str]
 def put_task(machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> api.TaskStatus:
     """Store the desired state of a task."""
     known = machine.copies.get(task_id)
-    _fence(machine, task_id, spec.epoch, spec.generation, known)
+    _check_not_stale(machine, task_id, spec.epoch, spec.generation, known)
     if known is not None and known.wanted and known.spec.generation == spec.generation:
         if replace(spec, epoch=known.spec.epoch) != known.spec:
             raise Conflict(f"task {task_id} is not changed: its generation has another content")
         known.spec = replace(known.spec, epoch=spec.epoch)
         return machine.status(known)
-    if machine.contact.ran_out(spec):
+    if machine.contact.has_run_out(spec):
         raise Busy(f"task {task_id} is not changed: no answer of this host was acknowledged")
     _admit(machine, task_id, spec)
-    machine.setting.history.note(
+    machine.context.history.note(
         f"{machine.name} put {task_id} generation {spec.generation} epoch {spec.epoch}"
         f" image {spec.image[7:11]}"
     )
-    machine.setting.observer.put_accepted(machine, task_id, spec)
+    machine.context.observer.put_accepted(machine, task_id, spec)
     if known is None:
         copy = machine.copies[task_id] = Copy(task_id, spec)
         machine.start(copy)
@@ -103,11 +103,11 @@ def put_task(machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> api
 
 def _changed(machine: SimulatedMachine, copy: Copy, spec: api.TaskSpec) -> api.TaskStatus:
     """Change the specification of an existing task."""
-    same = copy.wanted and _key(copy.spec) == _key(spec)
+    same = copy.wanted and _restart_key(copy.spec) == _restart_key(spec)
     copy.spec, copy.wanted = spec, True
     if copy.alive and same:
-        copy.turn += copy.state is TaskState.STOPPING
-        machine.become(copy, copy.state, copy.health)
+        copy.step_number += copy.state is TaskState.STOPPING
+        machine.set_state(copy, copy.state, copy.health)
         if copy.state is TaskState.STOPPING:
             machine.stop_processes(copy, machine.start)
     elif copy.alive:
@@ -123,20 +123,22 @@ def delete_task(
 ) -> api.TaskStatus:
     """Stop a task and remove it."""
     copy = machine.copies.get(task_id)
-    asked_epoch, asked = epoch or 0, generation or 0
+    new_epoch, new_generation = epoch or 0, generation or 0
     if copy is None:
-        stone = machine.tombstones.get(task_id, (0, 0))
-        machine.tombstones[task_id] = max(stone, (asked_epoch, asked))
+        tombstone = machine.tombstones.get(task_id, (0, 0))
+        machine.tombstones[task_id] = max(tombstone, (new_epoch, new_generation))
         raise NotFound(f"there is no task {task_id} on this machine")
     current = (copy.spec.epoch, copy.spec.generation)
-    if (asked_epoch, asked) < current:
-        raise Conflict(f"task {task_id} is not changed: it is at {current}, asked at {asked}")
-    copy.spec = replace(copy.spec, epoch=asked_epoch, generation=asked)
+    if (new_epoch, new_generation) < current:
+        raise Conflict(
+            f"task {task_id} is not changed: it is at {current}, asked at {new_generation}"
+        )
+    copy.spec = replace(copy.spec, epoch=new_epoch, generation=new_generation)
     if copy.wanted:
         copy.wanted = False
         copy.reason = "stop was asked for"
-        machine.setting.history.note(
-            f"{machine.name} delete {task_id} generation {asked} epoch {asked_epoch}"
+        machine.context.history.note(
+            f"{machine.name} delete {task_id} generation {new_generation} epoch {new_epoch}"
         )
         machine.stop_processes(copy, machine.forget)
     return machine.status(copy)
@@ -160,7 +162,7 @@ def put_profile(machine: SimulatedMachine, spec: api.ProfileSpec) -> api.Profile
     return machine.profile.status
 
 
-def _fence(
+def _check_not_stale(
     machine: SimulatedMachine, task_id: str, epoch: int, generation: int, copy: Copy | None
 ) -> None:
     """Raise `Conflict` if the request is older than the state in force."""
@@ -168,10 +170,10 @@ def _fence(
         current = (copy.spec.epoch, copy.spec.generation)
         gone = not copy.wanted
     else:
-        stone = machine.tombstones.get(task_id)
-        if stone is None:
+        tombstone = machine.tombstones.get(task_id)
+        if tombstone is None:
             return
-        current, gone = stone, True
+        current, gone = tombstone, True
     if (epoch, generation) < current or (gone and (epoch, generation) == current):
         raise Conflict(
             f"task {task_id} is not changed: epoch {epoch} generation {generation} is older than"
@@ -187,7 +189,7 @@ def _admit(machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> None:
         raise Unprocessable(f"task {task_id} cannot run: memory_max_bytes {need} does not fit")
 
 
-def _key(spec: api.TaskSpec) -> tuple[object, ...]:
+def _restart_key(spec: api.TaskSpec) -> tuple[object, ...]:
     """Return the parts of a specification that cannot change without a restart."""
     return (spec.image, tuple(spec.command), tuple(sorted(spec.environment.items())))
 
@@ -225,7 +227,7 @@ def answer(machine: SimulatedMachine, request: AgentCall) -> object:
         _record_owner(machine, request)
         answered = request.handle(machine, *request.args)
         if request.mutates:
-            machine.setting.obeyed(machine, request.sender)
+            machine.context.on_command(machine, request.sender)
         return answered
     except TwineError as e:
         return e

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from vm_lab.region.checker import Checker
     from vm_lab.region.plane import PlaneLife
 
-KINDS = ("shards", "quorum", "stateless", "never")
+CONTROLLER_KINDS = ("shards", "quorum", "stateless", "never")
 CALL_S = 0.02
+"""Seconds that a request to a controller takes, and its answer."""
 TIMEOUT_S = 5.0
+"""Timeout of the control plane for an answer, in seconds."""
 ELECTION_S = 4.0
 """Seconds without a leader after the last one was taken down."""
 NOTICE_S = 30.0
@@ -52,7 +54,7 @@ class Application:
 
     job: str
     kind: str
-    troubles: dict[str, int] = field(default_factory=dict)
+    active_faults: dict[str, int] = field(default_factory=dict)
     """Kind of fault → how many faults of that kind are active."""
     acknowledged: dict[int, Acknowledgement] = field(default_factory=dict)
     """Index of a task → the latest acknowledgement for it."""
@@ -63,7 +65,7 @@ class Application:
     replicas: int = 3
     load: float = 0.3
     """CPU use of its tasks, as a share, as the controller of a stateless service measures it."""
-    _given_up: dict[int, float] = field(default_factory=dict)
+    _left_with_replicas: dict[int, float] = field(default_factory=dict)
     """Tasks that left the job and still hold replicas → since when."""
     _leader: int = 0
     _elected_at: float = 0.0
@@ -82,8 +84,8 @@ class Application:
             if stays and acknowledged is not None and acknowledged.kind == "remove":
                 del self.acknowledged[done.task]
         self._rebuild(request, now)
-        honest = not self.troubles.get("controller-lies")
-        response = self._decide(request, now) if honest else _everything(request)
+        honest = not self.active_faults.get("controller-lies")
+        response = self._decide(request, now) if honest else _lying_answer(request)
         known = {operation.id: operation for operation in request.request}
         for ack in response.ack:
             operation = known.get(ack.operation if isinstance(ack, Ack) else ack)
@@ -100,7 +102,7 @@ class Application:
                 held = {task: self.shards(task) for task in holders}
                 return Sharded(rebuild_s=REBUILD_S).answer(request, held)
             case "quorum":
-                return Quorum().answer(request, self._leads(request, now))
+                return Quorum().answer(request, self._elected_leader(request, now))
             case "never":
                 return Stateless(at_most=0.5).answer(_QUIET.left(request), self.load)
         return Stateless(at_most=0.5).answer(request, self.load)
@@ -108,19 +110,19 @@ class Application:
     def _rebuild(self, request: TaskControlRequest, now: float) -> None:
         """Move replicas of tasks that left the job to other tasks after `REBUILD_S` seconds."""
         gone = request.gone(self.serving)
-        self._given_up = {task: self._given_up.get(task, now) for task in gone}
-        for task, since in self._given_up.items():
+        self._left_with_replicas = {task: self._left_with_replicas.get(task, now) for task in gone}
+        for task, since in self._left_with_replicas.items():
             if now - since >= REBUILD_S:
                 self.serving.discard(task)
 
-    def _leads(self, request: TaskControlRequest, now: float) -> int | None:
+    def _elected_leader(self, request: TaskControlRequest, now: float) -> int | None:
         if self._leader in request.down or self._leader not in self.serving:
             others = sorted(self.serving - request.down)
             self._leader, self._elected_at = (others[0] if others else 0), now
         return self._leader if now - self._elected_at >= ELECTION_S else None
 
 
-def _everything(request: TaskControlRequest) -> TaskControlResponse:
+def _lying_answer(request: TaskControlRequest) -> TaskControlResponse:
     """Acknowledge everything twice, with wrong operations, and operations that do not exist."""
     ids = [operation.id for operation in request.request]
     wrong = [Ack(operation=name, instead="reboot") for name in ids]
@@ -133,11 +135,11 @@ class Applications:
     def __init__(self, checker: Checker, replicas: int) -> None:
         """Each shard of an owner has `replicas` replicas, each on another task."""
         self._checker, self._replicas_of_shard = checker, replicas
-        self.of: dict[str, Application] = {}
+        self.by_job: dict[str, Application] = {}
 
-    def own(self, job: str, kind: str) -> ControllerRef:
+    def add(self, job: str, kind: str) -> ControllerRef:
         """Add a controller for a job, and return the reference for its job file."""
-        self.of[job] = Application(job, kind, replicas=self._replicas_of_shard)
+        self.by_job[job] = Application(job, kind, replicas=self._replicas_of_shard)
         return ControllerRef(url="https://10.0.0.1:7450", name=kind, failure_wait_s=120.0)
 
     def caller(
@@ -146,15 +148,15 @@ class Applications:
         """Return the function that one life of the control plane calls controllers with."""
 
         async def call(_: ControllerRef, request: TaskControlRequest) -> TaskControlResponse:
-            application = self.of[request.job_handle]
+            application = self.by_job[request.job_handle]
             await asyncio.sleep(CALL_S)
-            if application.troubles.get("controller-down"):
+            if application.active_faults.get("controller-down"):
                 await asyncio.sleep(TIMEOUT_S - CALL_S)
                 raise Unreachable("the controller does not answer")
-            if application.troubles.get("controller-garbage"):
+            if application.active_faults.get("controller-garbage"):
                 raise ProtocolError("the controller answers with something else")
             response = application.answer(request, self._checker.now)
-            slow = application.troubles.get("controller-slow")
+            slow = application.active_faults.get("controller-slow")
             await asyncio.sleep(TIMEOUT_S * 0.9 if slow else CALL_S)
             if not life.alive:
                 raise asyncio.CancelledError
@@ -164,9 +166,9 @@ class Applications:
 
     # -- the checker
 
-    def listed(self, job: str, now: Collection[str]) -> None:
+    def record_listed(self, job: str, now: Collection[str]) -> None:
         """Record which tasks of a job are listed for clients now."""
-        application = self.of.get(job)
+        application = self.by_job.get(job)
         if application is not None:
             tasks = {int(task.rpartition("-")[2]) for task in now}
             acknowledged = application.acknowledged
@@ -176,12 +178,14 @@ class Applications:
                 if acknowledged[task].kind == "used":
                     del acknowledged[task]
 
-    def taken(self, job: str, voluntary: Mapping[str, str], left: Collection[str]) -> None:
+    def check_taken_down(
+        self, job: str, voluntary: Mapping[str, str], left: Collection[str]
+    ) -> None:
         """Check the tasks that were taken down on purpose; `left` are still listed.
 
         `voluntary` maps each task to its machine.
         """
-        application = self.of.get(job)
+        application = self.by_job.get(job)
         if application is None:
             return
         serving = {int(task.rpartition("-")[2]) for task in left}
@@ -212,11 +216,11 @@ class Applications:
                     f"{application.job} {task} {other}",
                 )
 
-    def overdue(self, machine: str, jobs: Collection[str], announced_at: float) -> None:
+    def check_notice(self, machine: str, jobs: Collection[str], announced_at: float) -> None:
         """Check at a deadline that every controller with tasks there got a notice."""
         for job in sorted(jobs):
-            application = self.of.get(job)
-            if application is None or any(application.troubles.values()):
+            application = self.by_job.get(job)
+            if application is None or any(application.active_faults.values()):
                 continue
             if machine not in application.first_notices:
                 self._checker.violate(

@@ -35,10 +35,13 @@ if TYPE_CHECKING:
 OWNER = "spare"
 """The entitlement of the work; it has no machines of its own."""
 STEP_S = 1.0
-EVERY_S = 10.0
+"""Seconds between two steps of the modelled tasks."""
+ROUND_S = 10.0
+"""Seconds between two rounds of Optimus."""
 USERS = ("ann", "bob", "cay")
-AHEAD = 12
-RETURNED_S = 60.0
+QUEUED_AHEAD = 12
+"""Most tasks beyond the running ones that may wait for machines."""
+RETURN_S = 60.0
 """Seconds that a task may run on a machine that is no longer lent: the agent may be unreachable, or
 the machine was given back by force while the task was stopping."""
 
@@ -78,11 +81,11 @@ class BestEffortWork:
 
     def __post_init__(self) -> None:
         """Draw the work, and schedule its submission in the first half of the story."""
-        region, name = self.region, f"{self.region.scenario.name} {self.region.number} work"
+        region, name = self.region, f"{self.region.scenario.name} {self.region.seed} work"
         chance = random.Random(name)
         half_s = region.scenario.minutes * 30.0
         for number in range(self.pieces):
-            spec = self._job(f"work{number}", chance)
+            spec = self._draw_job(f"work{number}", chance)
             request = WorkRequest(job=spec, priority=chance.choice((200, 500, 800)), attempts=4)
             at = 200.0 + chance.uniform(0.0, half_s)
             region.timeline.after(at, self._submit, chance.choice(USERS), request)
@@ -90,17 +93,17 @@ class BestEffortWork:
                 fails = int(chance.random() < 0.1)
                 self.tasks[f"{spec.name}-{index}"] = ModelledTask(chance.uniform(60, 420), fails)
         region.plane.images.add(_IMAGE)
-        region.setting.known_images.add(_IMAGE)
+        region.machine_context.known_images.add(_IMAGE)
         elastic = Elastic(borrow=region.scenario.shape.machines, notice=Promise.QUICK)
         spare = EntitlementSpec(machines=0, host_profile="soft-spare", elastic=elastic)
         region.timeline.after(5.0, region.clients.put_entitlement, OWNER, spare)
-        region.plane.started.append(self._begin)
-        region.timeline.after(STEP_S, self._step)
+        region.plane.on_serving.append(self._begin)
+        region.timeline.after(STEP_S, self._advance)
         before = region.more_unsettled
         region.more_unsettled = lambda: [*before(), *self._unsettled()]
 
     @staticmethod
-    def _job(name: str, chance: random.Random) -> JobSpec:
+    def _draw_job(name: str, chance: random.Random) -> JobSpec:
         return JobSpec(
             name=name,
             entitlement=OWNER,
@@ -117,12 +120,14 @@ class BestEffortWork:
         life.loop.create_task(self._run(life))
 
     async def _run(self, life: PlaneLife) -> None:
-        runtime = SteppedRuntime(self.region.plane.wall, life.number)
+        runtime = SteppedRuntime(self.region.plane.wall_time, life.number)
         if life.number > 1:
             await self._store.__aexit__(None, None, None)
         async with self._store:
-            front = _OptimusFrontEnd(life)
-            optimus = Optimus(runtime, front, self._store, OWNER, {"ann": 200}, AHEAD, EVERY_S)
+            front_end = _OptimusFrontEnd(life)
+            optimus = Optimus(
+                runtime, front_end, self._store, OWNER, {"ann": 200}, QUEUED_AHEAD, ROUND_S
+            )
             await optimus.load()
             self._optimus = optimus
             for name, (user, request) in self.requests.items():
@@ -155,23 +160,23 @@ class BestEffortWork:
                 if task is not None and copy.alive:
                     yield machine, copy, task
 
-    def _step(self) -> None:
+    def _advance(self) -> None:
         for machine, copy, task in self._copies():
             self._check_lent(machine, copy)
-            here = (machine.name, copy.invocation)
-            if copy.state is TaskState.STOPPING and task.copy == here:
+            this_copy = (machine.name, copy.invocation)
+            if copy.state is TaskState.STOPPING and task.copy == this_copy:
                 self.counts["checkpoints"] += task.done > task.saved
                 task.saved = task.done
             elif copy.state is TaskState.RUNNING and copy.health is Health.HEALTHY:
-                self._work(machine, copy, task, here)
-        self.region.timeline.after(STEP_S, self._step)
+                self._do_work(machine, copy, task, this_copy)
+        self.region.timeline.after(STEP_S, self._advance)
 
-    def _work(
-        self, machine: SimulatedMachine, copy: Copy, task: ModelledTask, here: tuple[str, int]
+    def _do_work(
+        self, machine: SimulatedMachine, copy: Copy, task: ModelledTask, this_copy: tuple[str, int]
     ) -> None:
-        if task.copy != here:
+        if task.copy != this_copy:
             self.counts["revoked"] += task.copy[0] not in ("", machine.name)
-            task.copy, task.done = here, task.saved
+            task.copy, task.done = this_copy, task.saved
         task.done += STEP_S
         if task.done < task.needs:
             return
@@ -189,14 +194,14 @@ class BestEffortWork:
     def _check_lent(self, machine: SimulatedMachine, copy: Copy) -> None:
         """Check that a task of the work runs on a machine that is lent to its entitlement."""
         now, key = self.region.timeline.now, (machine.name, copy.task_id)
-        standing = self.region.checker.standings[machine.name]
-        if standing.entitlement == OWNER and standing.loan is not None:
+        checked = self.region.checker.machines[machine.name]
+        if checked.entitlement == OWNER and checked.loan is not None:
             self._misplaced.pop(key, None)
             return
         since = self._misplaced.setdefault(key, now)
         is_undisturbed = now - self.region.checker.undisturbed_since
-        if min(now - since, is_undisturbed) > RETURNED_S:
-            text = f"{copy.task_id} runs on {machine.name}, of {standing.entitlement or 'none'}"
+        if min(now - since, is_undisturbed) > RETURN_S:
+            text = f"{copy.task_id} runs on {machine.name}, of {checked.entitlement or 'none'}"
             self.region.checker.violate("opportunistic", text, copy.task_id)
 
     def _unsettled(self) -> list[str]:
@@ -204,34 +209,34 @@ class BestEffortWork:
         if not self.region.story_at:
             return []
         known = self.queue()
-        waits = [name for name in self.requests if name not in known]
-        waits += [
+        unfinished = [name for name in self.requests if name not in known]
+        unfinished += [
             f"{name}: {work.state.value}: {work.reason}"
             for name, work in known.items()
             if work.state in (QueuedState.WAITING, QueuedState.RUNNING)
         ]
         serving = self.region.plane.serving
-        waits += [
+        unfinished += [
             f"{name}: its job is still there"
             for name in known
             if serving is not None and serving.entitlement_of(name) is not None
         ]
-        if waits or len(self.requests) < self.pieces:
-            return [f"{len(waits)} pieces of work are not over: {', '.join(waits[:3])}"]
-        self._judge(known)
+        if unfinished or len(self.requests) < self.pieces:
+            return [f"{len(unfinished)} pieces of work are not over: {', '.join(unfinished[:3])}"]
+        self._check_outcomes(known)
         return []
 
-    def _judge(self, known: dict[str, QueuedWork]) -> None:
+    def _check_outcomes(self, known: dict[str, QueuedWork]) -> None:
         for name, work in known.items():
-            mine = [t for key, t in self.tasks.items() if key.rpartition("-")[0] == name]
-            failed = max((task.failed for task in mine), default=0)
+            tasks = [t for key, t in self.tasks.items() if key.rpartition("-")[0] == name]
+            failed = max((task.failed for task in tasks), default=0)
             if work.state is not QueuedState.DONE:
                 text = f"{name} is {work.state.value} after {work.failures} failures: {work.reason}"
                 self.region.checker.violate("work-lost", text, name)
-            elif work.failures > sum(task.failed for task in mine) or work.failures < failed:
+            elif work.failures > sum(task.failed for task in tasks) or work.failures < failed:
                 text = f"{name} counts {work.failures} failures, its tasks had {failed}"
                 self.region.checker.violate("work-lost", text, name)
-            elif undone := [task for task in mine if not task.succeeded]:
+            elif undone := [task for task in tasks if not task.succeeded]:
                 text = f"{name} is done, and {len(undone)} of its tasks are not"
                 self.region.checker.violate("work-lost", text, name)
         self.counts["done"] = sum(w.state is QueuedState.DONE for w in known.values())

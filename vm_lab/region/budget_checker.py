@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from agent.api import TaskState
 from control_plane.api.endpoints import Endpoints
 from vm_lab.region.applications import NOTICE_S
-from vm_lab.region.standing import LAG_S
+from vm_lab.region.checked_machine import DETECTION_S
 
 if TYPE_CHECKING:
     from vm_lab.region.checker import Checker
@@ -24,7 +24,7 @@ class BudgetChecker:
 
     def __init__(self, checker: Checker) -> None:
         self._checker, self._region = checker, checker.region
-        self._standings, self._copies = checker.standings, checker.copies
+        self._machines, self._copies = checker.machines, checker.copies
         self._failed_at = checker.failed_at
         self.endpoints: dict[str, dict[str, str]] = {}
         """Job → task → machine, as clients received it."""
@@ -33,43 +33,46 @@ class BudgetChecker:
     def _now(self) -> float:
         return self._region.timeline.now
 
-    def drained(self, names: Sequence[str], deadline: float) -> None:
+    def maintenance_announced(self, names: Sequence[str], deadline: float) -> None:
         """Record that maintenance was announced."""
         for name in names:
-            self._standings[name].drained = True
-            self._standings[name].overdue_at = deadline
-        self._region.timeline.at(deadline, self._deadline, names, deadline, self._now)
+            self._machines[name].in_maintenance = True
+            self._machines[name].deadline_at = deadline
+        self._region.timeline.at(deadline, self._check_notices, names, deadline, self._now)
 
-    def waves(self, plan: str, announced: int, work: str) -> None:
+    def check_waves(self, plan: str, announced: int, work: str) -> None:
         """Check that a plan has at most one announced wave at a time."""
         if announced > 1:
             self._checker.violate("waves", f"{announced} waves of {plan} ({work}) at once", plan)
 
-    def _deadline(self, names: Sequence[str], deadline: float, announced_at: float) -> None:
+    def _check_notices(self, names: Sequence[str], deadline: float, announced_at: float) -> None:
         """Check that controllers with tasks there got a notice before the deadline."""
         is_undisturbed = self._checker.undisturbed_since <= announced_at - NOTICE_S
-        if not is_undisturbed or not self._region.stores_sound(deadline - announced_at + NOTICE_S):
+        if not is_undisturbed or not self._region.stores_faultless(
+            deadline - announced_at + NOTICE_S
+        ):
             return
         for name in names:
-            if self._standings[name].overdue_at == deadline and deadline - announced_at > NOTICE_S:
+            if self._machines[name].deadline_at == deadline and deadline - announced_at > NOTICE_S:
                 copies = self._region.machines[name].copies.values()
-                long = [c for c in copies if c.alive and c.healthy_since is not None]
                 jobs = {
-                    c.task_id.rpartition("-")[0]
-                    for c in long
-                    if (c.healthy_since or 0.0) < deadline - NOTICE_S
+                    copy.task_id.rpartition("-")[0]
+                    for copy in copies
+                    if copy.alive
+                    and copy.healthy_since is not None
+                    and copy.healthy_since < deadline - NOTICE_S
                 }
-                self._region.applications.overdue(name, jobs, announced_at)
+                self._region.applications.check_notice(name, jobs, announced_at)
 
-    def undrained(self, names: Sequence[str]) -> None:
+    def maintenance_cancelled(self, names: Sequence[str]) -> None:
         """Record that maintenance was cancelled."""
         for name in names:
-            standing = self._standings[name]
-            if self._now >= standing.overdue_at:
-                standing.excused_at = self._now
-            standing.drained, standing.overdue_at = False, float("inf")
+            checked = self._machines[name]
+            if self._now >= checked.deadline_at:
+                checked.cancelled_late_at = self._now
+            checked.in_maintenance, checked.deadline_at = False, float("inf")
 
-    def listed(self, endpoints: Endpoints) -> None:
+    def endpoints_changed(self, endpoints: Endpoints) -> None:
         """Record a job's endpoints, and check the tasks that are no longer listed."""
         before = self.endpoints.get(endpoints.job)
         now = {e.task: e.machine for e in endpoints.endpoints}
@@ -80,18 +83,18 @@ class BudgetChecker:
         if gone:
             self._check_budget(endpoints.job, gone, now)
             self._check_acknowledged(endpoints.job, gone, now)
-        self._region.applications.listed(endpoints.job, now)
+        self._region.applications.record_listed(endpoints.job, now)
 
     def _check_budget(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
         owned = self._region.clients.jobs.get(job)
-        if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
+        if owned is None or owned.requested is None or owned.granted is None or owned.stopped:
             return
-        wanted = owned.fewest
-        voluntary = [task for task, name in gone.items() if self._on_purpose(task, name)]
+        wanted = owned.smallest_size
+        voluntary = [task for task, name in gone.items() if self._is_voluntary(task, name)]
         if not voluntary:
             return
         serving = sum(1 for task, name in left.items() if self._could_serve(task, name))
-        most = max(owned.asked.update.max_unavailable, owned.granted.update.max_unavailable)
+        most = max(owned.requested.update.max_unavailable, owned.granted.update.max_unavailable)
         if serving < wanted - most:
             self._checker.violate(
                 "budget",
@@ -103,28 +106,37 @@ class BudgetChecker:
     def _check_acknowledged(self, job: str, gone: dict[str, str], left: dict[str, str]) -> None:
         """Check that the controller acknowledged each task that was taken down on purpose."""
         owned = self._region.clients.jobs.get(job)
-        if owned is None or owned.asked is None or owned.granted is None or owned.stopped:
+        if owned is None or owned.requested is None or owned.granted is None or owned.stopped:
             return
-        forced = {t: n for t, n in gone.items() if self._standings[n].overdue(self._now)}
-        chosen = {t: n for t, n in gone.items() if t not in forced and self._on_purpose(t, n)}
-        self._region.applications.taken(job, chosen, left)
+        forced = {t: n for t, n in gone.items() if self._machines[n].may_be_forced_out(self._now)}
+        chosen = {t: n for t, n in gone.items() if t not in forced and self._is_voluntary(t, n)}
+        self._region.applications.check_taken_down(job, chosen, left)
 
-    def _on_purpose(self, task: str, name: str) -> bool:
+    def _is_voluntary(self, task: str, name: str) -> bool:
         """Return whether an unlisted task was healthy, and its machine fit for it."""
-        standing, copy = self._standings[name], self._copies.get(task, {}).get(name)
-        well = (
+        checked, copy = self._machines[name], self._copies.get(task, {}).get(name)
+        is_healthy = (
             copy is not None
             and copy.state is TaskState.RUNNING
             and copy.healthy_since is not None
-            and self._now - copy.healthy_since > LAG_S
+            and self._now - copy.healthy_since > DETECTION_S
         )
-        sound = standing.sound and self._now - standing.sound_since > LAG_S
-        return well and sound and standing.state == "up" and not standing.overdue(self._now)
+        is_usable = (
+            checked.state == "up"
+            and checked.responsive
+            and self._now - checked.responsive_since > DETECTION_S
+        )
+        return is_healthy and is_usable and not checked.may_be_forced_out(self._now)
 
     def _could_serve(self, task: str, name: str) -> bool:
         """Return whether the control plane may still list a task as serving."""
-        standing, copy = self._standings[name], self._copies.get(task, {}).get(name)
-        if standing.gone_since is not None and self._now - standing.gone_since > LAG_S:
+        checked, copy = self._machines[name], self._copies.get(task, {}).get(name)
+        if (
+            checked.unreachable_since is not None
+            and self._now - checked.unreachable_since > DETECTION_S
+        ):
             return False
-        well = copy is not None and copy.healthy_since is not None
-        return well or self._now - self._failed_at.get((task, name), float("-inf")) < LAG_S
+        is_healthy = copy is not None and copy.healthy_since is not None
+        return (
+            is_healthy or self._now - self._failed_at.get((task, name), float("-inf")) < DETECTION_S
+        )

@@ -18,18 +18,18 @@ from agent.api import Health, ProfileState
 from control_plane.api.endpoints import Endpoints
 from control_plane.store.protocol import Operation, Put
 from vm_lab.region.budget_checker import BudgetChecker
-from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine
-from vm_lab.region.observer import Observer
-from vm_lab.region.plane_contact import patience_of
-from vm_lab.region.standing import (
-    LAG_S,
-    NEWS_S,
+from vm_lab.region.checked_machine import (
+    CONTACT_S,
+    DETECTION_S,
     POLL_S,
-    TALK_S,
-    CheckerStanding,
+    REACTION_S,
+    CheckedMachine,
     StoredLoan,
     StoredMachine,
 )
+from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine
+from vm_lab.region.observer import Observer
+from vm_lab.region.plane_contact import disconnect_limit_s
 from vm_lab.region.surge_checker import SurgeChecker
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
 MACHINES = "machines/"
-DOUBLE_S = 120.0
+TWO_COPIES_S = 120.0
 """Seconds that two copies of a task may exist once both machines are reachable."""
 PAUSE_S = 2.5
 """Seconds; a process cannot distinguish a shorter pause from a busy host."""
@@ -69,7 +69,7 @@ class Checker(Observer):
     violations: list[Violation] = field(default_factory=list)
     copies: dict[str, dict[str, Copy]] = field(default_factory=dict)
     """Task → machine → its copy there; only copies that are alive."""
-    standings: dict[str, CheckerStanding] = field(default_factory=dict)
+    machines: dict[str, CheckedMachine] = field(default_factory=dict)
     failed_at: dict[tuple[str, str], float] = field(default_factory=dict)
     """Task and machine → since when the copy there has not been healthy."""
     undisturbed_since: float = 0.0
@@ -80,15 +80,15 @@ class Checker(Observer):
     """`undisturbed_since` at the last pause."""
     _paused_at: float = 0.0
     """When the last pause began."""
-    _sent_ready: dict[tuple[str, str], float] = field(default_factory=dict)
+    _verified_starts: dict[tuple[str, str], float] = field(default_factory=dict)
     """Task and machine → when a start was last sent while the machine's profile was verified."""
-    _seen: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
     _surges: SurgeChecker = field(default_factory=SurgeChecker)
     budgets: BudgetChecker = field(init=False)
 
     def __post_init__(self) -> None:
         """Start with all machines."""
-        self.standings = {name: CheckerStanding() for name in self.region.machines}
+        self.machines = {name: CheckedMachine() for name in self.region.machines}
         self.budgets = BudgetChecker(self)
 
     @property
@@ -96,11 +96,11 @@ class Checker(Observer):
         """Return the virtual time, in seconds."""
         return self.region.timeline.now
 
-    def violate(self, rule: str, text: str, once: str = "") -> None:
-        """Record a violation, unless the rule already has one with the same `once` (or text)."""
-        key = f"{rule} {once or text}"
-        if key not in self._seen:
-            self._seen.add(key)
+    def violate(self, rule: str, text: str, about: str = "") -> None:
+        """Record a violation, unless the rule already has one with the same `about` (or text)."""
+        key = f"{rule} {about or text}"
+        if key not in self._reported:
+            self._reported.add(key)
             self.violations.append(Violation(rule, self.now, text))
             self.region.history.note(f"VIOLATION {rule}: {text}")
 
@@ -109,56 +109,56 @@ class Checker(Observer):
     def copy_changed(self, machine: SimulatedMachine, copy: Copy, *, was_alive: bool) -> None:
         """Check the number of copies of a task, and the capacity of the machine."""
         task = copy.task_id
-        self.region.intent_checker.happened()
+        self.region.intent_checker.schedule_checks()
         if copy.alive and copy.health is Health.HEALTHY:
             self.failed_at.pop((task, machine.name), None)
         else:
             self.failed_at.setdefault((task, machine.name), self.now)
         if copy.alive == was_alive:
             return
-        there = self.copies.setdefault(task, {})
+        copies = self.copies.setdefault(task, {})
         if not copy.alive:
-            there.pop(machine.name, None)
+            copies.pop(machine.name, None)
             return
-        there[machine.name] = copy
-        self._surge(task.rpartition("-")[0])
-        if len(there) > 1:
-            self._doubled(task)
-        self._capacity(machine)
+        copies[machine.name] = copy
+        self._check_surge(task.rpartition("-")[0])
+        if len(copies) > 1:
+            self._check_second_copy(task)
+        self._check_capacity(machine)
 
-    def _surge(self, job: str) -> None:
+    def _check_surge(self, job: str) -> None:
         owned = self.region.clients.jobs.get(job)
         if excess := self._surges.excess(job, owned, self.copies):
             self.violate("surge", excess, job)
 
-    def _doubled(self, task: str) -> None:
-        where = self.copies[task]
-        if any(patience_of(copy.spec) is not None for copy in where.values()):
-            self.violate("one-copy", f"{task} runs on {' and '.join(sorted(where))}", task)
-        self.region.timeline.after(DOUBLE_S, self._still_double, task)
+    def _check_second_copy(self, task: str) -> None:
+        copies = self.copies[task]
+        if any(disconnect_limit_s(copy.spec) is not None for copy in copies.values()):
+            self.violate("one-copy", f"{task} runs on {' and '.join(sorted(copies))}", task)
+        self.region.timeline.after(TWO_COPIES_S, self._check_one_copy_left, task)
 
-    def _still_double(self, task: str) -> None:
-        """Check that a `keep` task has one copy `DOUBLE_S` after both machines are reachable.
+    def _check_one_copy_left(self, task: str) -> None:
+        """Check that a `keep` task has one copy `TWO_COPIES_S` after both machines are reachable.
 
         A copy that is being stopped does not count: it may take the time that its owner allows.
         """
-        where = {name: c for name, c in self.copies.get(task, {}).items() if c.wanted}
-        if len(where) < 2:
+        copies = {name: c for name, c in self.copies.get(task, {}).items() if c.wanted}
+        if len(copies) < 2:
             return
-        quiet = self.now - DOUBLE_S
-        undisturbed = self.undisturbed_since <= quiet and self.region.stores_sound(DOUBLE_S)
+        begin = self.now - TWO_COPIES_S
+        undisturbed = self.undisturbed_since <= begin and self.region.stores_faultless(TWO_COPIES_S)
         if undisturbed and all(
-            self.standings[name].sound and self.standings[name].sound_since <= quiet
-            for name in where
+            self.machines[name].responsive and self.machines[name].responsive_since <= begin
+            for name in copies
         ):
             self.violate(
                 "one-copy-after-healing",
-                f"{task} still runs on {' and '.join(sorted(where))}",
+                f"{task} still runs on {' and '.join(sorted(copies))}",
                 task,
             )
-        self.region.timeline.after(30.0, self._still_double, task)
+        self.region.timeline.after(30.0, self._check_one_copy_left, task)
 
-    def _capacity(self, machine: SimulatedMachine) -> None:
+    def _check_capacity(self, machine: SimulatedMachine) -> None:
         wanted = [copy.spec.limits for copy in machine.copies.values() if copy.wanted]
         memory = sum(limits.memory_max_bytes for limits in wanted)
         cores = sum(round((limits.cpu_max_cores or 0.0) * 1000) for limits in wanted)
@@ -169,15 +169,19 @@ class Checker(Observer):
 
     def put_accepted(self, machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> None:
         """Check that the machine runs the profile of the task's entitlement, verified."""
-        profile, standing = machine.profile.status, self.standings[machine.name]
-        known_s = NEWS_S if standing.sound and self.now - standing.sound_since >= LAG_S else LAG_S
+        profile, checked = machine.profile.status, self.machines[machine.name]
+        known_s = (
+            REACTION_S
+            if checked.responsive and self.now - checked.responsive_since >= DETECTION_S
+            else DETECTION_S
+        )
         if (
             profile.state is ProfileState.DRIFTED
             and self.now - machine.profile.drifted_at < known_s
         ):
             return  # settings were changed by hand after the request was sent
-        sent_at = self._sent_ready.get((task_id, machine.name), float("-inf"))
-        if profile.state is ProfileState.APPLYING and self.now - sent_at < LAG_S:
+        sent_at = self._verified_starts.get((task_id, machine.name), float("-inf"))
+        if profile.state is ProfileState.APPLYING and self.now - sent_at < DETECTION_S:
             return  # the profile was changed after the request was sent
         if not self._has_profile(machine, spec.entitlement):
             self.violate(
@@ -189,7 +193,7 @@ class Checker(Observer):
         is_right = wanted is None or is_profile_of(profile.name, wanted.host_profile)
         return is_right and profile.state is ProfileState.VERIFIED
 
-    def has_one_owner(self, entitlement: str) -> None:
+    def check_one_owner(self, entitlement: str) -> None:
         """Check that at most one shard owns an entitlement; none owns it while it is moved."""
         owners = self.region.plane.owners(entitlement)
         if len(owners) > 1:
@@ -198,23 +202,23 @@ class Checker(Observer):
     def put_sent(self, machine: SimulatedMachine, task_id: str, spec: api.TaskSpec) -> None:
         """Check the machine, owner and image of a request, and that no other copy is wanted."""
         if self._has_profile(machine, spec.entitlement):
-            self._sent_ready[task_id, machine.name] = self.now
-        standing = self.standings[machine.name]
-        if standing.entitlement != spec.entitlement:
+            self._verified_starts[task_id, machine.name] = self.now
+        checked = self.machines[machine.name]
+        if checked.entitlement != spec.entitlement:
             self.violate(
                 "assignment",
                 f"{task_id} of {spec.entitlement} is sent to {machine.name}"
-                f" of {standing.entitlement or 'no entitlement'}",
+                f" of {checked.entitlement or 'no entitlement'}",
             )
-        self.has_one_owner(spec.entitlement)
+        self.check_one_owner(spec.entitlement)
         owned = self.region.clients.jobs.get(task_id.rpartition("-")[0])
         if owned is not None and spec.image not in owned.images:
             self.violate(
                 "version", f"{task_id} is sent with an image that its job does not ask for"
             )
         for name, copy in self.copies.get(task_id, {}).items():
-            other = self.standings[name]
-            known = other.state == "up" and self.now - other.up_since > NEWS_S
+            other = self.machines[name]
+            known = other.state == "up" and self.now - other.up_since > REACTION_S
             if name != machine.name and known and copy.wanted:
                 self.violate(
                     "second-copy",
@@ -231,21 +235,21 @@ class Checker(Observer):
             and answers
             and not (machine.slow_s or machine.garbled or path.delay_s > 0.5 or path.loss)
         )
-        standing = self.standings[machine.name]
+        checked = self.machines[machine.name]
         if answers:
-            standing.gone_since = None
-        elif standing.gone_since is None:
-            standing.gone_since = self.now
-        if sound != standing.sound:
-            if standing.sound and self.now - standing.sound_since >= TALK_S:
-                standing.last_contact = self.now
-            standing.sound, standing.sound_since = sound, self.now
+            checked.unreachable_since = None
+        elif checked.unreachable_since is None:
+            checked.unreachable_since = self.now
+        if sound != checked.responsive:
+            if checked.responsive and self.now - checked.responsive_since >= CONTACT_S:
+                checked.last_contact = self.now
+            checked.responsive, checked.responsive_since = sound, self.now
 
     # -- the control plane
 
     def stored(self, store: str, operations: Sequence[Operation]) -> None:
         """Check the machines and the tasks of a committed transaction."""
-        self.region.intent_checker.happened()
+        self.region.intent_checker.schedule_checks()
         self._surges.stored(operations)
         for operation in operations:
             if isinstance(operation, Put) and operation.key.startswith(MACHINES):
@@ -254,48 +258,50 @@ class Checker(Observer):
                 )
 
     def _machine_stored(self, store: str, record: StoredMachine) -> None:
-        standing = self.standings[record.machine]
-        if standing.store and standing.store != store:
-            self.violate("assignment", f"{record.machine} is in {standing.store} and {store}")
-        standing.store = store
-        if record.entitlement != standing.entitlement:
-            self._reassigned(record.machine, record.entitlement)
-            standing.entitlement = record.entitlement
-        self._lent(record.machine, standing, record.loan)
-        if record.state == standing.state:
+        checked = self.machines[record.machine]
+        if checked.store and checked.store != store:
+            self.violate("assignment", f"{record.machine} is in {checked.store} and {store}")
+        checked.store = store
+        if record.entitlement != checked.entitlement:
+            self._check_reassignment(record.machine, record.entitlement)
+            checked.entitlement = record.entitlement
+        self._check_loan(record.machine, checked, record.loan)
+        if record.state == checked.state:
             return
-        standing.state = record.state
+        checked.state = record.state
         if record.state == "up":
-            standing.up_since = self.now
+            checked.up_since = self.now
         else:
-            self._verdict(record.machine, standing)
+            self._check_verdict(record.machine, checked)
 
-    def _lent(self, name: str, standing: CheckerStanding, loan: StoredLoan | None) -> None:
+    def _check_loan(self, name: str, checked: CheckedMachine, loan: StoredLoan | None) -> None:
         """Check later that a lent machine that is called back returns within the promised time."""
-        before, standing.loan = standing.loan, loan
+        before, checked.loan = checked.loan, loan
         if loan is None or not loan.promise_s or loan.revoked_at is None:
             return
         if before is None or before.revoked_at is None:
             self.loans_revoked += 1
             called_at = self.now
-            self.region.timeline.after(loan.promise_s, self._is_back, name, loan.since, called_at)
+            self.region.timeline.after(
+                loan.promise_s, self._check_returned, name, loan.since, called_at
+            )
 
-    def _is_back(self, name: str, since: float, called_at: float) -> None:
-        loan = self.standings[name].loan
+    def _check_returned(self, name: str, since: float, called_at: float) -> None:
+        loan = self.machines[name].loan
         life = self.region.plane.life
         is_undisturbed = life is not None and life.alive and self.undisturbed_since <= called_at
-        sound = self.region.stores_sound(self.now - called_at + LAG_S)
+        sound = self.region.stores_faultless(self.now - called_at + DETECTION_S)
         if loan is not None and loan.since == since and is_undisturbed and sound:
             waited = self.now - called_at
             self.violate("promise", f"{name} is not back {waited:.0f} s after it was called", name)
 
-    def _verdict(self, name: str, standing: CheckerStanding) -> None:
+    def _check_verdict(self, name: str, checked: CheckedMachine) -> None:
         """Check that a machine is recorded as down only after `down_after_s` without contact."""
         after = self.region.plane.settings.down_after_s
-        if standing.sound:
-            silent, excused = 0.0, self.now - standing.sound_since < LAG_S
+        if checked.responsive:
+            silent, excused = 0.0, self.now - checked.responsive_since < DETECTION_S
         else:
-            silent, excused = self.now - standing.last_contact + POLL_S, False
+            silent, excused = self.now - checked.last_contact + POLL_S, False
         life = self.region.plane.life
         # a stopped process decides nothing: this write was decided before the pause
         frozen = life is not None and life.frozen
@@ -313,15 +319,15 @@ class Checker(Observer):
                 name,
             )
 
-    def _reassigned(self, name: str, entitlement: str) -> None:
+    def _check_reassignment(self, name: str, entitlement: str) -> None:
         """Check that a machine changes its entitlement only if it is down or runs no task."""
-        standing = self.standings[name]
+        checked = self.machines[name]
         machine = self.region.machines[name]
         alive = [c.task_id for c in machine.copies.values() if c.alive and c.wanted]
-        if alive and standing.entitlement and standing.state == "up" and standing.sound:
+        if alive and checked.entitlement and checked.state == "up" and checked.responsive:
             self.violate(
                 "assignment",
-                f"{name} goes from {standing.entitlement} to {entitlement or 'the free pool'} with"
+                f"{name} goes from {checked.entitlement} to {entitlement or 'the free pool'} with"
                 f" {', '.join(alive[:3])} on it",
                 name,
             )
@@ -339,18 +345,18 @@ class Checker(Observer):
         """Report that the control plane's process ended although no fault ended it."""
         self.violate("life", f"the control plane ended by itself: {reason[:300]}", reason[:60])
 
-    def late(self, request: ClientRequest) -> None:
+    def check_late_answer(self, request: ClientRequest) -> None:
         """Report a request without an answer that no fault of process or main store explains."""
         life = self.region.plane.life
         awake = life is not None and life.alive and not life.frozen
         if (
             awake
-            and self.undisturbed_since <= request.asked_at
-            and self.region.disks["main"].sound(self.now, self.now - request.asked_at)
+            and self.undisturbed_since <= request.sent_at
+            and self.region.disks["main"].is_faultless(self.now, self.now - request.sent_at)
         ):
-            waited = self.now - request.asked_at
+            waited = self.now - request.sent_at
             self.violate("answer", f"no answer for {waited:.0f} s: {request.text}", request.text)
 
-    def listed(self, endpoints: Endpoints) -> None:
+    def endpoints_changed(self, endpoints: Endpoints) -> None:
         """Check which tasks a job no longer lists."""
-        self.budgets.listed(endpoints)
+        self.budgets.endpoints_changed(endpoints)

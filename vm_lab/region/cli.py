@@ -10,12 +10,13 @@ from pathlib import Path
 import click
 import msgspec
 
+from vm_lab.errors import reporting
 from vm_lab.region import drawing, outcomes, results, scenario, story
 from vm_lab.region.run import Job, run_many, seeds_of
 from vm_lab.region.scenario import Scenario
-from vm_lab.region.seed import Passed, SeedOutcome, run_seed
+from vm_lab.region.seed import OnProgress, SeedOutcome, run_seed
 from vm_lab.region.shrink import shrink
-from wire.errors import InvalidInput, TwineError
+from wire.errors import InvalidInput
 
 
 @click.group()
@@ -60,24 +61,26 @@ def run(
     SCENARIO is one of `twine-lab region list`, or a .toml file. The picture shows the first seed
     that broke a rule, else the first seed.
     """
-    with _Errors():
-        chosen = scenario.load(name)
-        found = _run(chosen, seed, seeds, jobs, story_file)
+    with reporting("twine-lab"):
+        for file in (csv_file, svg):
+            _check_folder(file)
+        chosen, numbers = scenario.load(name), _numbers(seed, seeds)
+        if story_file is not None:
+            ran = _run_story(chosen, numbers, story_file)
+        elif len(numbers) == 1:
+            ran = [run_seed(chosen, numbers[0], on_progress=_progress_of_seed(chosen))]
+        else:
+            ran = run_many([Job(chosen, number) for number in numbers], jobs, _progress())
         if sys.stderr.isatty():
             click.echo(err=True)  # ends the progress line
-        broken = [outcome for outcome in found if not outcome.ok]
+        broken = [outcome for outcome in ran if not outcome.ok]
         if broken and small and story_file is None:
             broken[0] = _shrunk(chosen, broken[0])
-    if csv_file is not None:
-        csv_file.write_text(results.as_csv(found))
-    if svg is not None:
-        svg.write_text(drawing.as_svg((broken or found)[0]))
-    if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(results.as_rows(found))).decode())
-    else:
-        click.echo(results.as_text(found))
-        if broken:
-            click.echo(results.as_story(broken[0]))
+        _print(ran, broken, output)
+        if csv_file is not None:
+            csv_file.write_text(results.as_csv(ran))
+        if svg is not None:
+            svg.write_text(drawing.as_svg((broken or ran)[0]))
     if broken:
         sys.exit(1)
 
@@ -91,28 +94,42 @@ def faults(write: Path | None, seeds: str, jobs: int) -> None:
 
     Exits with 1 if a seed broke a rule.
     """
-    with _Errors():
-        page, broken = outcomes.faults_page(_seeds(seeds), jobs, _progress())
-    if write is None:
-        click.echo(page)
-    else:
-        write.write_text(page)
+    with reporting("twine-lab"):
+        _check_folder(write)
+        page, broken = outcomes.faults_page(_range(seeds), jobs, _progress())
+        if write is None:
+            click.echo(page)
+        else:
+            write.write_text(page)
     for outcome in broken:
         click.echo(f"{outcome.scenario}: seed {outcome.seed} broke a rule", err=True)
     if broken:
         sys.exit(1)
 
 
-def _run(
-    chosen: Scenario, seed: int | None, seeds: str | None, jobs: int, story_file: Path | None
-) -> list[SeedOutcome]:
-    numbers = _seeds(seeds) if seeds is not None else range(seed or 1, (seed or 1) + 1)
-    if story_file is not None:
-        given = story.read(story_file.read_text())
-        return [run_seed(chosen, numbers[0], given, _progress_of_seed(chosen))]
-    if len(numbers) == 1:
-        return [run_seed(chosen, numbers[0], passed=_progress_of_seed(chosen))]
-    return run_many([Job(chosen, number) for number in numbers], jobs, _progress())
+def _check_folder(file: Path | None) -> None:
+    """Raise `InvalidInput` if a file cannot be written after the run: its folder is missing."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise InvalidInput(f"cannot write {file}: there is no folder {file.parent}")
+
+
+def _run_story(chosen: Scenario, numbers: range, file: Path) -> list[SeedOutcome]:
+    if len(numbers) > 1:
+        raise InvalidInput("a story runs with one seed", hint="give --seed")
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidInput(f"cannot read the story {file}: {e}") from e
+    return [run_seed(chosen, numbers[0], story.read(text), _progress_of_seed(chosen))]
+
+
+def _print(ran: list[SeedOutcome], broken: list[SeedOutcome], output: str) -> None:
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(results.as_rows(ran))).decode())
+        return
+    click.echo(results.as_text(ran))
+    if broken:
+        click.echo(results.as_story(broken[0]))
 
 
 def _shrunk(chosen: Scenario, outcome: SeedOutcome) -> SeedOutcome:
@@ -120,7 +137,17 @@ def _shrunk(chosen: Scenario, outcome: SeedOutcome) -> SeedOutcome:
     return shrink(chosen, outcome.seed, outcome)
 
 
-def _seeds(text: str) -> range:
+def _numbers(seed: int | None, seeds: str | None) -> range:
+    """Return the seeds of the two options; 1 if neither is given."""
+    if seeds is None:
+        first = 1 if seed is None else seed
+        return range(first, first + 1)
+    if seed is not None:
+        raise InvalidInput("--seed and --seeds exclude each other", hint="give one of them")
+    return _range(seeds)
+
+
+def _range(text: str) -> range:
     try:
         return seeds_of(text)
     except ValueError as e:
@@ -142,7 +169,7 @@ def _progress() -> Callable[[SeedOutcome], None] | None:
     return done
 
 
-def _progress_of_seed(chosen: Scenario) -> Passed:
+def _progress_of_seed(chosen: Scenario) -> OnProgress:
     """Return a function that shows the progress of one seed.
 
     On a terminal it rewrites one line each second, else it prints a line every 30 seconds.
@@ -151,25 +178,11 @@ def _progress_of_seed(chosen: Scenario) -> Passed:
     every_s, begin, end = (1.0, "\r", "") if is_seen else (30.0, "", "\n")
     shown_at = time.monotonic()
 
-    def passed(virtual_s: float) -> None:
+    def on_progress(virtual_s: float) -> None:
         nonlocal shown_at
         if time.monotonic() - shown_at >= every_s:
             shown_at = time.monotonic()
             text = f"{virtual_s / 60:.0f} minutes simulated, of {chosen.minutes:.0f} and a few more"
             click.echo(f"{begin}{text}{end}", nl=False, err=True)
 
-    return passed
-
-
-class _Errors:
-    """Prints a `TwineError` as one sentence with its hint, as the other commands do."""
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """End with the error's own exit code."""
-        if isinstance(error, TwineError):
-            hint = f"\nhint: {error.hint}" if error.hint else ""
-            click.echo(f"twine-lab: {error}{hint}", err=True)
-            sys.exit(error.exit_code)
+    return on_progress

@@ -22,44 +22,44 @@ from vm_lab.region.observer import Observer
 from vm_lab.region.plane import PlaneLife
 from wire.errors import NotFound, TwineError
 
-AGAIN_S = 2.0
+RETRY_S = 2.0
 """Seconds until a client repeats a request that got no answer, or a retryable error."""
-PATIENCE_S = 120.0
+ANSWER_TIMEOUT_S = 120.0
 """Seconds; an answer that takes longer, without a fault, is a violation."""
-LISTEN_S = 60.0
+ENDPOINTS_WAIT_S = 60.0
 
 
 @dataclass(slots=True)
 class ClientRequest:
     """One request of a client."""
 
-    about: str
+    subject: str
     """The object; requests for the same object are sent one after the other."""
     text: str
-    ask: Callable[[ControlPlane], Awaitable[object]]
+    call: Callable[[ControlPlane], Awaitable[object]]
     granted: Callable[[], None]
-    tries: int = 0
+    attempts: int = 0
     life: int = 0
     """Number of the process life that handles it; 0: none does."""
-    asked_at: float = 0.0
+    sent_at: float = 0.0
 
 
 @dataclass(slots=True)
-class Owned:
+class OwnedJob:
     """A job as its owner requested it."""
 
-    asked: JobSpec | None
+    requested: JobSpec | None
     """The specification requested last; None: a stop was requested."""
     granted: JobSpec | None = None
     """The specification acknowledged last."""
     granted_at: float = 0.0
     stopped: bool = False
     """Whether a stop was acknowledged."""
-    runs: str = ""
+    expected_image: str = ""
     """The image that its tasks must run in the end; a rollback may have changed it."""
-    most: int = 0
+    largest_size: int = 0
     """Largest number of tasks ever requested."""
-    requests: tuple[JobSpec, ...] = ()
+    all_requested: tuple[JobSpec, ...] = ()
     """Every specification ever requested, oldest first."""
     intents: GrantedIntents | None = None
     """The intents granted to other writers, if the job has some (`writers.py`)."""
@@ -67,23 +67,23 @@ class Owned:
     @property
     def images(self) -> frozenset[str]:
         """Return every image ever requested."""
-        return frozenset(spec.image for spec in self.requests)
+        return frozenset(spec.image for spec in self.all_requested)
 
     @property
-    def fewest(self) -> int:
+    def smallest_size(self) -> int:
         """Return the smallest size of the last acknowledged request and of all later ones.
 
         Queued requests count, too: the control plane may be carrying out any of them.
         """
-        last = [spec for spec in (self.asked, self.granted) if spec is not None]
-        numbers = [n for n, spec in enumerate(self.requests) if spec is self.granted]
-        since = self.requests[numbers[-1] :] if numbers else ()
+        last = [spec for spec in (self.requested, self.granted) if spec is not None]
+        numbers = [n for n, spec in enumerate(self.all_requested) if spec is self.granted]
+        since = self.all_requested[numbers[-1] :] if numbers else ()
         return min(spec.tasks for spec in (*last, *since))
 
     @property
-    def settled(self) -> bool:
+    def is_acknowledged(self) -> bool:
         """Return whether the last request was acknowledged."""
-        return self.stopped if self.asked is None else self.asked == self.granted
+        return self.stopped if self.requested is None else self.requested == self.granted
 
 
 class Clients:
@@ -92,60 +92,60 @@ class Clients:
     def __init__(self, timeline: Timeline, history: History) -> None:
         self._timeline, self._history = timeline, history
         self.observer = Observer()
-        self.jobs: dict[str, Owned] = {}
+        self.jobs: dict[str, OwnedJob] = {}
         self.entitlements: dict[str, EntitlementSpec] = {}
         self.refused: list[str] = []
         """Requests that were refused with a final error, and the error."""
-        self.late: Callable[[ClientRequest], None] = lambda _: None
-        """Called with a request that got no answer within `PATIENCE_S`."""
+        self.report_late: Callable[[ClientRequest], None] = lambda _: None
+        """Called with a request that got no answer within `ANSWER_TIMEOUT_S`."""
         self._life: PlaneLife | None = None
         self._queues: dict[str, deque[ClientRequest]] = {}
-        self._watched: set[str] = set()
+        self._followed: set[str] = set()
 
     # -- requests
 
     def apply_job(self, spec: JobSpec) -> None:
         """Create or change a job."""
         owned = self.jobs.get(spec.name)
-        if owned is None or (owned.stopped and owned.asked is None):
-            owned = self.jobs[spec.name] = Owned(spec)
-        owned.asked, owned.most = spec, max(owned.most, spec.tasks)
-        owned.requests = (*owned.requests, spec)
+        if owned is None or (owned.stopped and owned.requested is None):
+            owned = self.jobs[spec.name] = OwnedJob(spec)
+        owned.requested, owned.largest_size = spec, max(owned.largest_size, spec.tasks)
+        owned.all_requested = (*owned.all_requested, spec)
 
         def granted() -> None:
             owned.granted, owned.granted_at = spec, self._timeline.now
-            self._watch(spec.name)
+            self._start_following(spec.name)
 
         text = f"apply {spec.name} tasks={spec.tasks} image={spec.image[7:11]}"
         request = ClientRequest(f"job {spec.name}", text, lambda cp: cp.apply_job(spec), granted)
-        self.want(request)
+        self.submit(request)
 
     def stop_job(self, name: str) -> None:
         """Stop a job."""
         owned = self.jobs[name]
-        owned.asked = None
+        owned.requested = None
 
         def granted() -> None:
             owned.stopped = True
             owned.granted_at = self._timeline.now
 
-        async def ask(cp: ControlPlane) -> None:
+        async def send(cp: ControlPlane) -> None:
             try:
                 await cp.stop_job(name)
             except NotFound:
                 if owned.granted is None:
                     raise
 
-        self.want(ClientRequest(f"job {name}", f"stop {name}", ask, granted))
+        self.submit(ClientRequest(f"job {name}", f"stop {name}", send, granted))
 
     def join(self, request: JoinRequest) -> None:
         """Join a host to the region."""
 
-        async def ask(cp: ControlPlane) -> None:
+        async def send(cp: ControlPlane) -> None:
             await cp.joined(request)
 
-        about = f"machine {request.machine}"
-        self.want(ClientRequest(about, f"join {request.machine}", ask, lambda: None))
+        subject = f"machine {request.machine}"
+        self.submit(ClientRequest(subject, f"join {request.machine}", send, lambda: None))
 
     def put_entitlement(self, name: str, spec: EntitlementSpec) -> None:
         """Create or change an entitlement."""
@@ -153,101 +153,101 @@ class Clients:
         def granted() -> None:
             self.entitlements[name] = spec
 
-        async def ask(cp: ControlPlane) -> None:
+        async def send(cp: ControlPlane) -> None:
             await cp.capacity.put_entitlement(name, spec)
 
-        self.want(ClientRequest(f"entitlement {name}", f"entitlement {name}", ask, granted))
+        self.submit(ClientRequest(f"entitlement {name}", f"entitlement {name}", send, granted))
 
-    def want(self, request: ClientRequest) -> None:
+    def submit(self, request: ClientRequest) -> None:
         """Queue a request; it is sent until it is granted, or refused with a final error."""
-        queue = self._queues.setdefault(request.about, deque())
+        queue = self._queues.setdefault(request.subject, deque())
         queue.append(request)
         if len(queue) == 1:
-            self._ask(request)
+            self._send(request)
 
-    def has_settled(self, job: str) -> bool:
+    def is_acknowledged(self, job: str) -> bool:
         """Return whether the last request for a job was acknowledged, and none is under way.
 
-        `Owned.settled` is not enough: a stop may be under way for a job that is then created again
-        with the specification granted before.
+        `OwnedJob.is_acknowledged` is not enough: a stop may be under way for a job that is then
+        created again with the specification granted before.
         """
-        return self.jobs[job].settled and not self._queues.get(f"job {job}")
+        return self.jobs[job].is_acknowledged and not self._queues.get(f"job {job}")
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Return whether every request got its answer."""
         return not any(self._queues.values())
 
-    def waits(self, about: str) -> bool:
-        """Return whether a request is under way for an object whose name begins with `about`."""
-        return any(queue for name, queue in self._queues.items() if name.startswith(about))
+    def has_pending(self, subject: str) -> bool:
+        """Return whether a request is under way for an object whose name begins with `subject`."""
+        return any(queue for name, queue in self._queues.items() if name.startswith(subject))
 
     # -- a life of the control plane
 
     def serve(self, life: PlaneLife) -> None:
         """Send all requests to a process that has just begun to serve."""
         self._life = life
-        self._watched.clear()
+        self._followed.clear()
         for queue in list(self._queues.values()):
             if queue:
-                self._ask(queue[0])
+                self._send(queue[0])
         for name, owned in self.jobs.items():
             if owned.granted is not None:
-                self._watch(name)
+                self._start_following(name)
 
-    def _ask(self, request: ClientRequest) -> None:
+    def _send(self, request: ClientRequest) -> None:
         life = self._life
         if life is None or life.control_plane is None or request.life == life.number:
             return  # it is sent as soon as a control plane serves
-        queue = self._queues[request.about]
+        queue = self._queues[request.subject]
         if not queue or queue[0] is not request:
             return
-        request.life, request.asked_at = life.number, self._timeline.now
-        request.tries += 1
+        request.life, request.sent_at = life.number, self._timeline.now
+        request.attempts += 1
         self._history.note(f"client asks: {request.text}")
         life.loop.create_task(self._attempt(request, life, life.control_plane))
-        self._timeline.after(PATIENCE_S, self._still_waiting, request, request.tries)
+        self._timeline.after(ANSWER_TIMEOUT_S, self._report_late, request, request.attempts)
 
     async def _attempt(
         self, request: ClientRequest, life: PlaneLife, control_plane: ControlPlane
     ) -> None:
         try:
-            await request.ask(control_plane)
-            life.check_leads()
+            await request.call(control_plane)
+            life.require_leader()
         except TwineError as e:
             if life.alive and life is self._life:
-                self._failed(request, e)
+                self._handle_error(request, e)
         else:
             if life.alive and life is self._life:
                 self._history.note(f"client is granted: {request.text}")
                 request.granted()
-                self._done(request)
+                self._send_next(request)
 
-    def _failed(self, request: ClientRequest, error: TwineError) -> None:
+    def _handle_error(self, request: ClientRequest, error: TwineError) -> None:
         self._history.note(f"client is refused: {request.text}: {error.code}")
         request.life = 0
         if error.retryable or error.code == "conflict":
-            self._timeline.after(AGAIN_S, self._ask, request)
+            self._timeline.after(RETRY_S, self._send, request)
             return
         self.refused.append(f"{request.text}: {error}")
-        self._done(request)
+        self._send_next(request)
 
-    def _done(self, request: ClientRequest) -> None:
-        queue = self._queues[request.about]
+    def _send_next(self, request: ClientRequest) -> None:
+        queue = self._queues[request.subject]
         queue.popleft()
         if queue:
-            self._ask(queue[0])
+            self._send(queue[0])
 
-    def _still_waiting(self, request: ClientRequest, tries: int) -> None:
-        queue = self._queues[request.about]
-        if queue and queue[0] is request and request.tries == tries and request.life:
-            self.late(request)
+    def _report_late(self, request: ClientRequest, attempts: int) -> None:
+        queue = self._queues[request.subject]
+        if queue and queue[0] is request and request.attempts == attempts and request.life:
+            self.report_late(request)
 
     # -- endpoints
 
-    def _watch(self, job: str) -> None:
+    def _start_following(self, job: str) -> None:
         life = self._life
-        if life is not None and life.control_plane is not None and job not in self._watched:
-            self._watched.add(job)
+        if life is not None and life.control_plane is not None and job not in self._followed:
+            self._followed.add(job)
             life.loop.create_task(self._follow(job, life, life.control_plane))
 
     async def _follow(self, job: str, life: PlaneLife, control_plane: ControlPlane) -> None:
@@ -255,15 +255,15 @@ class Clients:
         after = 0
         while life.alive and life is self._life:
             try:
-                found = await control_plane.endpoints(job, after, LISTEN_S)
-                life.check_leads()
+                endpoints = await control_plane.endpoints(job, after, ENDPOINTS_WAIT_S)
+                life.require_leader()
             except NotFound:
                 break
             except TwineError:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
                 continue
-            if found.revision > after and life.alive and life is self._life:
-                after = found.revision
-                self.observer.listed(found)
+            if endpoints.revision > after and life.alive and life is self._life:
+                after = endpoints.revision
+                self.observer.endpoints_changed(endpoints)
         if life.alive and life is self._life:
-            self._watched.discard(job)
+            self._followed.discard(job)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from vm_lab.region.kinds import ON_JOBS, ON_MACHINES
 from vm_lab.region.scenario import FaultRate, Scenario, ScenarioWork, Shape
-from vm_lab.region.story import Fault, event
+from vm_lab.region.story import Fault, draw_event
 from vm_lab.region.topology import MachinePlace, places
 
 MEET_S = 60.0
@@ -31,7 +31,7 @@ _MACHINES_EACH = 7
 """Fewest machines of an entitlement, so that each has room for a job."""
 
 
-def of_seed(scenario: Scenario, seed: int) -> Scenario:
+def scenario_of_seed(scenario: Scenario, seed: int) -> Scenario:
     """Return the scenario of one seed: unchanged, unless its seeds draw their regions."""
     if not scenario.pairs:
         return scenario
@@ -48,14 +48,14 @@ def of_seed(scenario: Scenario, seed: int) -> Scenario:
 def pairs_of(kinds: Sequence[str], seed: int, count: int) -> list[tuple[str, str]]:
     """Return the pairs of kinds of a seed, each in the order of its two events."""
     every = list(combinations_with_replacement(sorted(kinds), 2))
-    turn, place = divmod(seed - 1, turn_of(kinds, count))
+    turn, place = divmod(seed - 1, seeds_per_cycle(kinds, count))
     chance = random.Random(f"pairs {turn}")
     chance.shuffle(every)
     chosen = every[place * count : (place + 1) * count]
     return [pair if chance.random() < 0.5 else pair[::-1] for pair in chosen]
 
 
-def turn_of(kinds: Sequence[str], count: int) -> int:
+def seeds_per_cycle(kinds: Sequence[str], count: int) -> int:
     """Return how many consecutive seeds have all pairs, counted from seed 1."""
     return ceil(len(kinds) * (len(kinds) + 1) / 2 / count)
 
@@ -89,7 +89,7 @@ def _shape(shape: Shape, work: ScenarioWork, chance: random.Random) -> Shape:
 
 def _story(scenario: Scenario, seed: int, chance: random.Random) -> list[Fault]:
     rates = {rate.kind: rate for rate in scenario.faults}
-    where, story = places(scenario.shape), list[Fault]()
+    machines, story = places(scenario.shape), list[Fault]()
     step = scenario.minutes * 60 / (scenario.pairs + scenario.requests)
     requests = [(chance.choice(_REQUESTS), chance.choice(_CUTS)) for _ in range(scenario.requests)]
     pairs = [
@@ -97,21 +97,23 @@ def _story(scenario: Scenario, seed: int, chance: random.Random) -> list[Fault]:
         *(pair if chance.random() < 0.5 else pair[::-1] for pair in requests),
     ]
     chance.shuffle(pairs)
-    for number, (one, other) in enumerate(pairs):
+    for number, (first_kind, second_kind) in enumerate(pairs):
         at = round(number * step + chance.uniform(0, step / 2), 1)
-        first = event(rates[one], scenario, where, chance, at)
-        if one in ON_MACHINES and other in ON_JOBS and chance.random() < 0.75:
-            first = replaced(first, target=event(rates[other], scenario, where, chance, at).target)
+        first = draw_event(rates[first_kind], scenario, machines, chance, at)
+        if first_kind in ON_MACHINES and second_kind in ON_JOBS and chance.random() < 0.75:
+            other = draw_event(rates[second_kind], scenario, machines, chance, at)
+            first = replaced(first, target=other.target)
         at = round(at + chance.uniform(0, max(first.seconds, MEET_S)), 1)
-        story += [first, _second(rates[other], first, scenario, where, chance, at)]
+        second = _draw_second_event(rates[second_kind], first, scenario, machines, chance, at)
+        story += [first, second]
     return story
 
 
-def _second(
+def _draw_second_event(
     rate: FaultRate,
     first: Fault,
     scenario: Scenario,
-    where: list[MachinePlace],
+    machines: list[MachinePlace],
     chance: random.Random,
     at: float,
 ) -> Fault:
@@ -119,7 +121,7 @@ def _second(
 
     If one event is about a job and the other about machines, both have the job as their target.
     """
-    second = event(rate, scenario, where, chance, at)
+    second = draw_event(rate, scenario, machines, chance, at)
     if chance.random() < 0.25:
         return second
     alike = second.target.partition(":")[0] == first.target.partition(":")[0]

@@ -32,7 +32,7 @@ OWNER = Peer("user:owner", "user", is_trusted=True)
 CORE = Peer("component:control-plane", "forwarded", is_trusted=True)
 _BY_NAME = {route.name: route for route in ROUTES}
 _CALL_S = 10.0
-_WAY_S = (0.0003, 0.002)
+LATENCY_S = (0.0003, 0.002)
 
 
 class CoreHandlers(JobHandlers, IntentHandlers, MachineHandlers):
@@ -51,7 +51,7 @@ class CoreFrontEnd:
         """`find(url)` returns the process that takes requests there now."""
         self._plane = plane
         handlers = CoreHandlers(plane)
-        forwarding = Forwarding(plane, lambda *to: ShardLine(life, find, *to))
+        forwarding = Forwarding(plane, lambda *to: ShardConnection(life, find, *to))
         self._handlers: dict[str, Handler] = {
             name: forwarding.wrapped(_BY_NAME[name], getattr(handlers, name))
             for name in (
@@ -66,39 +66,39 @@ class CoreFrontEnd:
 
     async def apply_job(self, spec: JobSpec) -> JobStatus:
         """Create a job or change what is wanted of it."""
-        return await self._ask("apply_job", spec, job=spec.name)  # type: ignore[no-any-return]
+        return await self._call("apply_job", spec, job=spec.name)  # type: ignore[no-any-return]
 
     async def get_job(self, name: str) -> JobStatus:
         """Return a job, or raise `NotFound`."""
-        return await self._ask("get_job", job=name)  # type: ignore[no-any-return]
+        return await self._call("get_job", job=name)  # type: ignore[no-any-return]
 
     async def stop_job(self, name: str) -> JobStatus:
         """Stop all tasks of a job."""
-        return await self._ask("stop_job", job=name)  # type: ignore[no-any-return]
+        return await self._call("stop_job", job=name)  # type: ignore[no-any-return]
 
     async def move_task(self, name: str, index: int, to: str, reason: str) -> TaskStory:
         """Move a task to another machine."""
         request = MoveRequest(to=to, reason=reason)
-        return await self._ask("move_task", request, job=name, index=str(index))  # type: ignore[no-any-return]
+        return await self._call("move_task", request, job=name, index=str(index))  # type: ignore[no-any-return]
 
     async def restart_task(self, name: str, index: int, request: RestartRequest) -> TaskStory:
         """Restart a task."""
-        return await self._ask("restart_task", request, job=name, index=str(index))  # type: ignore[no-any-return]
+        return await self._call("restart_task", request, job=name, index=str(index))  # type: ignore[no-any-return]
 
     async def move_job(self, name: str, entitlement: str) -> JobStatus:
         """Move a job to another entitlement."""
         request = JobMove(entitlement=entitlement)
-        return await self._ask("move_job", request, job=name)  # type: ignore[no-any-return]
+        return await self._call("move_job", request, job=name)  # type: ignore[no-any-return]
 
     async def list_machines(self) -> Machines:
         """Return all machines, each as reported by the process that follows it."""
-        return await self._ask("list_machines")  # type: ignore[no-any-return]
+        return await self._call("list_machines")  # type: ignore[no-any-return]
 
-    async def _ask(self, name: str, body: Any = None, **path: str) -> Any:
+    async def _call(self, name: str, body: Any = None, **path: str) -> Any:
         return await self._handlers[name](Call(_BY_NAME[name], OWNER, body, path))
 
 
-class ShardLine(ShardClient):
+class ShardConnection(ShardClient):
     """The core's client of a shard's process, over a modelled connection."""
 
     def __init__(
@@ -122,46 +122,46 @@ class ShardLine(ShardClient):
     ) -> Any:
         """Return the answer of the process at the URL, or raise `Unreachable`."""
         timeline, done = self._life.timeline, self._life.loop.create_future()
-        timeline.after(timeout_s or _CALL_S, self._give_up, done)
+        timeline.after(timeout_s or _CALL_S, self._time_out, done)
         call = Call(route, CORE, body, parameters)
-        if self._life.way.cut_out:
+        if self._life.path.cut_out:
             return await done
-        timeline.after(self._way(), self._arrive, call, self._core(), done)
+        timeline.after(self._draw_latency(), self._receive, call, self._core(), done)
         answer, self.revision = await done
         return answer
 
-    def _way(self) -> float:
-        return self._life.random.uniform(*_WAY_S)
+    def _draw_latency(self) -> float:
+        return self._life.random.uniform(*LATENCY_S)
 
-    def _arrive(self, call: Call, core: CoreState, done: asyncio.Future[Any]) -> None:
-        far = self._find(self.endpoint)
-        if far is None:
+    def _receive(self, call: Call, core: CoreState, done: asyncio.Future[Any]) -> None:
+        shard = self._find(self.endpoint)
+        if shard is None:
             refused = Unreachable(f"cannot reach {self.endpoint}: connection refused")
-            self._life.timeline.after(self._way(), self._life.settle, done, refused)
-        elif not far.way.cut_in:
-            far.loop.create_task(self._answered_by(far, call, core, done))
+            self._life.timeline.after(self._draw_latency(), self._life.complete, done, refused)
+        elif not shard.path.cut_in:
+            shard.loop.create_task(self._answer_from(shard, call, core, done))
 
-    async def _answered_by(
-        self, far: ProcessLife, call: Call, core: CoreState, done: asyncio.Future[Any]
+    async def _answer_from(
+        self, shard: ProcessLife, call: Call, core: CoreState, done: asyncio.Future[Any]
     ) -> None:
-        front_end = far.front_end
+        front_end = shard.front_end
         if front_end is None:
             return
         outcome: Any
         try:
             await front_end.follow(core.written, core.life)
-            outcome = await front_end.handler(call.route)(call), far.revision()
+            outcome = await front_end.handler(call.route)(call), shard.revision()
         except TwineError as e:
             outcome = e
-        if not far.way.cut_out and far.alive:
-            self._life.timeline.after(self._way(), self._received, done, outcome)
+        if not shard.path.cut_out and shard.alive:
+            self._life.timeline.after(self._draw_latency(), self._deliver_answer, done, outcome)
 
-    def _received(self, done: asyncio.Future[Any], outcome: Any) -> None:
-        if not self._life.way.cut_in:
-            self._life.settle(done, outcome)
+    def _deliver_answer(self, done: asyncio.Future[Any], outcome: Any) -> None:
+        if not self._life.path.cut_in:
+            self._life.complete(done, outcome)
 
-    def _give_up(self, done: asyncio.Future[Any]) -> None:
-        self._life.settle(done, Unreachable(f"cannot reach {self.endpoint}: no answer"))
+    def _time_out(self, done: asyncio.Future[Any]) -> None:
+        self._life.complete(done, Unreachable(f"cannot reach {self.endpoint}: no answer"))
 
 
 def shard_front_end_of(plane: ControlPlane, life: ProcessLife) -> ShardFrontEnd:

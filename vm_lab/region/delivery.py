@@ -36,16 +36,16 @@ from wire.errors import Busy, NotFound, TwineError
 if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
-LOOK_S = 1.0
+ACT_EVERY_S = 1.0
 """Seconds between two checks of the images that run."""
 CANARIES = 1
-LASTS_S = 30.0
+MOVE_S = 30.0
 """Seconds that a task which moves may run on two machines."""
 IMAGE_S, SIZE_S, HOLD_S = 240.0, 60.0, 400.0
 """Average seconds between two new images, new sizes and holds of a job."""
 HELD_S = (20.0, 120.0)
 """Shortest and longest hold."""
-ME = "user:conveyor"
+CONVEYOR = "user:conveyor"
 
 
 class DeliveredJobs:
@@ -54,87 +54,89 @@ class DeliveredJobs:
     def __init__(self, region: SimulatedRegion, count: int, *, is_random: bool = True) -> None:
         """Start with the region; without `is_random` only explicit calls write something."""
         self._region = region
-        self._chance = random.Random(f"{region.scenario.name} {region.number} deliveries")
+        self._chance = random.Random(f"{region.scenario.name} {region.seed} deliveries")
         self.jobs = [f"job{number}" for number in range(count)]
         self.newest: dict[str, str] = {}
         self.wrong: dict[str, str] = {}
         """Images that must not pass the canary stage → their job."""
-        self._made = 0
-        self._sizing: dict[str, tuple[int, int]] = {}
+        self._image_count = 0
+        self._pending_sizes: dict[str, tuple[int, int]] = {}
         """Job → life and size of a request for a size that has no answer."""
         self._store = MemoryStore()
-        self._over_since: dict[str, float] = {}
+        self._excess_since: dict[str, float] = {}
         self._records: dict[str, PipelineRecord] = {}
         self._is_random = is_random
         self.runs: dict[tuple[str, int], PipelineRun] = {}
         """Job and number → runs that ended."""
         self._figures = region.figures
-        region.foreign = frozenset(self.jobs)
+        region.externally_written = frozenset(self.jobs)
         region.more_unsettled = self.unsettled
-        region.plane.started.append(self._begin)
-        region.timeline.after(LOOK_S, self._look)
+        region.plane.on_serving.append(self._begin)
+        region.timeline.after(ACT_EVERY_S, self._act)
 
     # -- writers of the jobs
 
-    def _look(self) -> None:
+    def _act(self) -> None:
         region = self._region
         if self._is_random and region.story_at and region.timeline.now < region.faults_end:
             for job in self.jobs:
-                self._write(job)
+                self._draw_requests(job)
         for image, job in self.wrong.items():
-            self._check(image, job)
-        region.timeline.after(LOOK_S, self._look)
+            self._check_canary(image, job)
+        region.timeline.after(ACT_EVERY_S, self._act)
 
-    def _write(self, job: str) -> None:
+    def _draw_requests(self, job: str) -> None:
         """Draw requests of a job's writers at random."""
-        if self._chance.random() < LOOK_S / IMAGE_S:
+        if self._chance.random() < ACT_EVERY_S / IMAGE_S:
             self.release(job, self._chance.choice(["good", "good", "good", "wrong", "ill"]))
-        if self._chance.random() < LOOK_S / SIZE_S:
+        if self._chance.random() < ACT_EVERY_S / SIZE_S:
             fewest, most = self._region.scenario.work.tasks
-            self._size(job, self._chance.randint(fewest, most))
-        if self._chance.random() < LOOK_S / HOLD_S:
+            self._write_size(job, self._chance.randint(fewest, most))
+        if self._chance.random() < ACT_EVERY_S / HOLD_S:
             hold = HoldChange(lasts_s=self._chance.uniform(*HELD_S), reason="an incident")
-            self._ask(lambda cp: cp.intents.hold(job, hold, "user:operator"))
+            self._send(lambda cp: cp.intents.hold(job, hold, "user:operator"))
 
-    def _size(self, job: str, tasks: int) -> None:
+    def _write_size(self, job: str, tasks: int) -> None:
         life = self._region.plane.life
         if life is None or self._region.plane.serving is None:
             return
-        self._sizing[job] = (life.number, tasks)
+        self._pending_sizes[job] = (life.number, tasks)
         request = SizeChange(tasks=tasks, reason="load")
 
         async def ask(cp: ControlPlane) -> None:
             await cp.intents.size(job, request, "user:scaler")
-            self._sizing.pop(job, None)
+            self._pending_sizes.pop(job, None)
 
-        self._expect(job, self._region.clients.jobs[job].asked, tasks)
-        self._ask(ask)
+        self._allow_size(job, self._region.clients.jobs[job].requested, tasks)
+        self._send(ask)
 
-    def _expect(self, job: str, asked: JobSpec | None, tasks: int) -> None:
+    def _allow_size(self, job: str, requested: JobSpec | None, tasks: int) -> None:
         """Allow a job to have only `tasks` tasks: a write of its size is under way."""
-        if asked is not None:
+        if requested is not None:
             owned = self._region.clients.jobs[job]
-            owned.asked = replace(asked, tasks=min(asked.tasks, tasks))
+            owned.requested = replace(requested, tasks=min(requested.tasks, tasks))
 
     def release(self, job: str, kind: str) -> str:
         """Make a new image of a job: `good`, `wrong` (its gate fails) or `ill` (never healthy)."""
-        self._made += 1
-        digest = "sha256:" + hashlib.sha256(f"{job} {self._made} {kind}".encode()).hexdigest()
+        self._image_count += 1
+        digest = (
+            "sha256:" + hashlib.sha256(f"{job} {self._image_count} {kind}".encode()).hexdigest()
+        )
         region = self._region
         region.plane.images.add(digest)
-        region.setting.known_images.add(digest)
+        region.machine_context.known_images.add(digest)
         if kind == "ill":
-            region.setting.bad_images.add(digest)
+            region.machine_context.bad_images.add(digest)
         if kind != "good":
             self.wrong[digest] = job
         owned = region.clients.jobs[job]
         if owned.granted is not None:
-            owned.requests = (*owned.requests, replace(owned.granted, image=digest))
+            owned.all_requested = (*owned.all_requested, replace(owned.granted, image=digest))
         self.newest[job] = digest
         region.history.note(f"image {digest[7:11]} of {job} is {kind}")
         return digest
 
-    def _ask(self, call: Callable[[ControlPlane], Awaitable[object]]) -> None:
+    def _send(self, call: Callable[[ControlPlane], Awaitable[object]]) -> None:
         life = self._region.plane.life
         serving = self._region.plane.serving
         if life is None or serving is None:
@@ -150,47 +152,50 @@ class DeliveredJobs:
 
     # -- rules
 
-    def _check(self, image: str, job: str) -> None:
+    def _check_canary(self, image: str, job: str) -> None:
         """Check that a wrong image runs on at most as many tasks as the canary stage has."""
         region = self._region
         tasks = {
             copy.task_id
             for name, machine in region.machines.items()
-            if machine.on and region.checker.standings[name].sound
+            if machine.on and region.checker.machines[name].responsive
             for copy in machine.copies.values()
-            if copy.alive and copy.wanted and copy.runs == image
+            if copy.alive and copy.wanted and copy.running_image == image
         }
         if len(tasks) <= CANARIES:
-            self._over_since.pop(image, None)
+            self._excess_since.pop(image, None)
             return
-        since = self._over_since.setdefault(image, region.timeline.now)
-        if region.timeline.now - since > LASTS_S:
+        since = self._excess_since.setdefault(image, region.timeline.now)
+        if region.timeline.now - since > MOVE_S:
             text = f"{image[7:11]}, which is wrong, runs on {len(tasks)} tasks of {job}"
             region.checker.violate("canary", text, image)
 
     def unsettled(self) -> list[str]:
         """Return the pipelines that are not at rest; report those that ended with a wrong image."""
-        found = []
+        reasons = []
         for job, record in self._records.items():
             run = record.active or record.waiting
             if run is not None:
-                found.append(f"pipeline of {job}: {run.state} {run.waits}")
+                reasons.append(f"pipeline of {job}: {run.state} {run.waits}")
             elif record.good.get(job, "") in self.wrong:
                 self._region.checker.violate("delivered", f"{job} finished with a wrong image", job)
         missing = [job for job in self.jobs if job not in self._records]
-        return [*found, *(f"pipeline of {job} is not known" for job in missing)]
+        return [*reasons, *(f"pipeline of {job} is not known" for job in missing)]
 
-    def job_read(self, record: JobRecord) -> None:
+    def record_job(self, record: JobRecord) -> None:
         """Record a job's current image and size as granted: owners write neither here."""
         owned = self._region.clients.jobs[record.name]
-        if owned.granted is None or owned.asked is None:
+        if owned.granted is None or owned.requested is None:
             return
         owned.granted = replace(owned.granted, image=record.spec.image, tasks=record.spec.tasks)
-        self._expect(record.name, owned.granted, size_of(record).wanted)
-        life, tasks = self._sizing.get(record.name, (0, 0))
+        self._allow_size(record.name, owned.granted, size_of(record).wanted)
+        life, tasks = self._pending_sizes.get(record.name, (0, 0))
         if life == self._region.plane.lives:
-            self._expect(record.name, owned.asked, tasks)
-        owned.most, owned.runs = max(owned.most, record.spec.tasks), record.spec.image
+            self._allow_size(record.name, owned.requested, tasks)
+        owned.largest_size, owned.expected_image = (
+            max(owned.largest_size, record.spec.tasks),
+            record.spec.image,
+        )
 
     # -- the conveyor
 
@@ -198,7 +203,7 @@ class DeliveredJobs:
         life.loop.create_task(self._run(life))
 
     async def _run(self, life: PlaneLife) -> None:
-        runtime = SteppedRuntime(self._region.plane.wall, life.number)
+        runtime = SteppedRuntime(self._region.plane.wall_time, life.number)
         if life.number > 1:
             await self._store.__aexit__(None, None, None)
         async with self._store:
@@ -229,7 +234,7 @@ class DeliveredJobs:
                 if serving is None:
                     return
                 try:
-                    self.job_read((await serving.get_job(job)).record)
+                    self.record_job((await serving.get_job(job)).record)
                 except TwineError:
                     continue
             await asyncio.sleep(2.0)
@@ -246,7 +251,7 @@ class _RegionPushes:
             status = await self._life.serving().get_job(job)
         except NotFound:
             return JobProgress(job=job)
-        self._jobs.job_read(status.record)
+        self._jobs.record_job(status.record)
         return progress(status, image)
 
     async def newest_image(self, name: str) -> str:
@@ -257,7 +262,7 @@ class _RegionPushes:
         if isinstance(act, SetFrozen):
             await self._life.serving().pause_job(act.job, paused=act.frozen)
         else:
-            await self._life.serving().intents.push(act.job, push_change(act), ME)
+            await self._life.serving().intents.push(act.job, push_change(act), CONVEYOR)
 
 
 class _RegionMeter:

@@ -47,21 +47,21 @@ class SimulatedEtcd(SimulatedDisk):
         self.revision, self.compacted = 1, 0
         self.log: list[tuple[int, list[pb.Event]]] = []
         """All transactions since the compaction, oldest first."""
-        self.applied: Applied = lambda _sender, _events: None
+        self.on_commit: Applied = lambda _sender, _events: None
         self.watchers: list[Callable[[], None]] = []
         """Called after each change."""
-        self._now: dict[bytes, pb.KeyValue] = {}
-        self._past: dict[bytes, list[tuple[int, pb.KeyValue | None]]] = {}
+        self._entries: dict[bytes, pb.KeyValue] = {}
+        self._revisions: dict[bytes, list[tuple[int, pb.KeyValue | None]]] = {}
         """Key → its revisions since the compaction, with the entry; None: it was deleted."""
-        self._order: list[bytes] | None = None
+        self._sorted_keys: list[bytes] | None = None
         self._leases: dict[int, _Lease] = {}
-        self._granted = 0
+        self._leases_granted = 0
 
     # -- calls
 
     def call(self, name: str, request: Any, sender: int) -> Any:
         """Return the answer of a call, or raise the error that the real client raises."""
-        if self.trouble.full and name in ("KV/Txn", "Lease/LeaseGrant"):
+        if self.fault.full and name in ("KV/Txn", "Lease/LeaseGrant"):
             raise Busy("etcd takes no writes: mvcc: database space exceeded")
         return _CALLS[name](self, request, sender)
 
@@ -71,20 +71,20 @@ class SimulatedEtcd(SimulatedDisk):
         if at < self.compacted:
             raise Compacted(f"etcd has compacted what is asked for: {at}", hint="list again")
         answer = pb.RangeResponse(header=self._header())
-        entries = self._now if at == self.revision else self._as_of(at)
+        entries = self._entries if at == self.revision else self._entries_at(at)
         if not request.range_end:
-            found = [entries[request.key]] if request.key in entries else []
+            matches = [entries[request.key]] if request.key in entries else []
         else:
-            order = self._sorted() if entries is self._now else sorted(entries)
+            order = self._keys_in_order() if entries is self._entries else sorted(entries)
             first, last = (bisect_left(order, key) for key in (request.key, request.range_end))
-            found = [entries[key] for key in order[first:last]]
-        answer.more = bool(request.limit) and len(found) > request.limit
-        answer.kvs.extend(found[: request.limit or None])
+            matches = [entries[key] for key in order[first:last]]
+        answer.more = bool(request.limit) and len(matches) > request.limit
+        answer.kvs.extend(matches[: request.limit or None])
         return answer
 
     def txn(self, request: pb.TxnRequest, sender: int) -> pb.TxnResponse:
         """Carry out a transaction; if a comparison fails, its `failure` operations."""
-        holds = all(map(self._holds, request.compare))
+        holds = all(map(self._comparison_holds, request.compare))
         answer = pb.TxnResponse(succeeded=holds)
         events = list[pb.Event]()
         for operation in request.success if holds else request.failure:
@@ -93,14 +93,14 @@ class SimulatedEtcd(SimulatedDisk):
                 done.response_range.CopyFrom(self.range(operation.request_range))
             elif operation.HasField("request_put"):
                 events.append(self._put(operation.request_put))
-            elif (key := operation.request_delete_range.key) in self._now:
+            elif (key := operation.request_delete_range.key) in self._entries:
                 events.append(self._delete(key))
             answer.responses.append(done)
         self._commit(sender, events)
         answer.header.CopyFrom(self._header())
         return answer
 
-    def since(self, revision: int) -> list[tuple[int, list[pb.Event]]]:
+    def transactions_after(self, revision: int) -> list[tuple[int, list[pb.Event]]]:
         """Return all transactions after a revision, oldest first."""
         first = bisect_left(self.log, revision + 1, key=lambda entry: entry[0])
         return self.log[first:]
@@ -109,19 +109,19 @@ class SimulatedEtcd(SimulatedDisk):
         if request.revision > self.compacted:
             self.compacted = min(request.revision, self.revision)
             self.log = [entry for entry in self.log if entry[0] > self.compacted]
-            for versions in self._past.values():
+            for versions in self._revisions.values():
                 while len(versions) > 1 and versions[1][0] <= self.compacted:
                     del versions[0]
         return pb.CompactionResponse(header=self._header())
 
     def _status(self, _request: pb.StatusRequest, _: int) -> pb.StatusResponse:
-        return pb.StatusResponse(version="3.5.0", dbSize=sum(map(_size, self._now.values())))
+        return pb.StatusResponse(version="3.5.0", dbSize=sum(map(_size, self._entries.values())))
 
     # -- leases
 
     def _grant(self, request: pb.LeaseGrantRequest, _: int) -> pb.LeaseGrantResponse:
-        self._granted += 1
-        number, ttl = self._granted, int(request.TTL)
+        self._leases_granted += 1
+        number, ttl = self._leases_granted, int(request.TTL)
         self._leases[number] = _Lease(ttl, self.timeline.now + ttl)
         self.timeline.after(ttl, self._expire, number)
         return pb.LeaseGrantResponse(ID=number, TTL=ttl)
@@ -129,7 +129,7 @@ class SimulatedEtcd(SimulatedDisk):
     def _revoke(self, request: pb.LeaseRevokeRequest, sender: int) -> pb.LeaseRevokeResponse:
         lease = self._leases.pop(request.ID, None)
         if lease is not None:
-            gone = [self._delete(key) for key in sorted(lease.keys) if key in self._now]
+            gone = [self._delete(key) for key in sorted(lease.keys) if key in self._entries]
             self._commit(sender, gone)
         return pb.LeaseRevokeResponse(header=self._header())
 
@@ -145,7 +145,7 @@ class SimulatedEtcd(SimulatedDisk):
         lease = self._leases.get(number)
         if lease is None:
             return
-        if self.trouble.failing:
+        if self.fault.failing:
             lease.expires_at = self.timeline.now + lease.ttl_s
         if lease.expires_at > self.timeline.now:
             late = self.random.uniform(0.0, EXPIRY_S)
@@ -155,35 +155,35 @@ class SimulatedEtcd(SimulatedDisk):
 
     # -- keys
 
-    def _holds(self, compare: pb.Compare) -> bool:
-        found = self._now.get(compare.key)
+    def _comparison_holds(self, compare: pb.Compare) -> bool:
+        entry = self._entries.get(compare.key)
         if compare.target == pb.Compare.CREATE:
-            return (found.create_revision if found else 0) == compare.create_revision
-        return (found.mod_revision if found else 0) == compare.mod_revision
+            return (entry.create_revision if entry else 0) == compare.create_revision
+        return (entry.mod_revision if entry else 0) == compare.mod_revision
 
     def _put(self, put: pb.PutRequest) -> pb.Event:
-        revision, before = self.revision + 1, self._now.get(put.key)
+        revision, before = self.revision + 1, self._entries.get(put.key)
         if put.lease:
             if put.lease not in self._leases:
                 raise Busy("etcd refused a call: NOT_FOUND: requested lease not found")
             self._leases[put.lease].keys.add(put.key)
         if before is None:
-            self._order = None
+            self._sorted_keys = None
         entry = pb.KeyValue(
             key=put.key,
             value=put.value,
             create_revision=before.create_revision if before else revision,
             mod_revision=revision,
         )
-        self._now[put.key] = entry
-        self._past.setdefault(put.key, []).append((revision, entry))
+        self._entries[put.key] = entry
+        self._revisions.setdefault(put.key, []).append((revision, entry))
         return pb.Event(type=pb.Event.PUT, kv=entry)
 
     def _delete(self, key: bytes) -> pb.Event:
-        del self._now[key]
-        self._order = None
+        del self._entries[key]
+        self._sorted_keys = None
         entry = pb.KeyValue(key=key, mod_revision=self.revision + 1)
-        self._past[key].append((self.revision + 1, None))
+        self._revisions[key].append((self.revision + 1, None))
         return pb.Event(type=pb.Event.DELETE, kv=entry)
 
     def _commit(self, sender: int, events: list[pb.Event]) -> None:
@@ -194,23 +194,23 @@ class SimulatedEtcd(SimulatedDisk):
         self.transactions += 1
         self.largest_transaction = max(self.largest_transaction, len(events))
         self.largest_value = max(self.largest_value, *(len(e.kv.value) for e in events), 0)
-        self.applied(sender, events)
+        self.on_commit(sender, events)
         for changed in list(self.watchers):
             changed()
 
-    def _sorted(self) -> list[bytes]:
-        if self._order is None:
-            self._order = sorted(self._now)
-        return self._order
+    def _keys_in_order(self) -> list[bytes]:
+        if self._sorted_keys is None:
+            self._sorted_keys = sorted(self._entries)
+        return self._sorted_keys
 
-    def _as_of(self, revision: int) -> dict[bytes, pb.KeyValue]:
+    def _entries_at(self, revision: int) -> dict[bytes, pb.KeyValue]:
         """Return all entries at a revision that is not compacted."""
-        found = dict[bytes, pb.KeyValue]()
-        for key, versions in self._past.items():
+        entries = dict[bytes, pb.KeyValue]()
+        for key, versions in self._revisions.items():
             entry = next((kv for at, kv in reversed(versions) if at <= revision), None)
             if entry is not None:
-                found[key] = entry
-        return found
+                entries[key] = entry
+        return entries
 
     def _header(self) -> pb.ResponseHeader:
         return pb.ResponseHeader(revision=self.revision)

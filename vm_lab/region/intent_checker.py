@@ -8,9 +8,10 @@ arithmetic for that (docs/intents.md).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,12 +21,21 @@ from control_plane.api.operations import OperationKind, OperationState
 from control_plane.roles import ControlPlane
 
 if TYPE_CHECKING:
-    from vm_lab.region.clients import Owned
+    from vm_lab.region.clients import OwnedJob
     from vm_lab.region.plane import PlaneLife
     from vm_lab.region.seed import SimulatedRegion
 
-ENDS_S = 10.0
+END_TOLERANCE_S = 10.0
 """Tolerance in seconds around the end of an intent that has a time limit."""
+
+
+class TaskCounts(NamedTuple):
+    """Numbers of tasks of one job."""
+
+    tasks: int
+    pushed: int
+    """Tasks with the pushed image."""
+    canaries: int
 
 
 @dataclass(slots=True)
@@ -35,38 +45,38 @@ class GrantedIntents:
     size: int
     image: str
     """The pushed image."""
-    stable: frozenset[str]
-    """Images that the other tasks may run: all that were pushed earlier."""
+    earlier_images: frozenset[str]
+    """Images that were pushed before: the other tasks may run them."""
     share: float = 1.0
     canaries: int = 0
     canaries_end: float = 0.0
     held_until: float = 0.0
-    owned: set[str] = field(default_factory=set)
-    """Dimensions that have been written."""
-    versions: dict[int, int] = field(default_factory=dict)
-    """Index of a task under the hold → its version."""
-    runtimes: dict[int, str] = field(default_factory=dict)
+    written_dimensions: set[str] = field(default_factory=set)
+    held_versions: dict[int, int] = field(default_factory=dict)
+    """Index of a task → its version, while the job is held."""
+    first_runtimes: dict[int, str] = field(default_factory=dict)
     """Version → its first runtime."""
 
-    def counts(self) -> tuple[int, int]:
+    def wanted_counts(self) -> TaskCounts:
         """Return how many tasks must run the pushed image, and how many are canaries."""
-        trial = min(self.canaries, self.size)
-        return min(half_up(self.share, self.size), self.size - trial), trial
+        canaries = min(self.canaries, self.size)
+        pushed = min(tasks_of_share(self.share, self.size), self.size - canaries)
+        return TaskCounts(self.size, pushed, canaries)
 
 
-def half_up(share: float, size: int) -> int:
-    """Return how many of `size` tasks a share is, by the rule in docs/intents.md."""
+def tasks_of_share(share: float, size: int) -> int:
+    """Return how many of `size` tasks a share is, rounded half up (docs/intents.md)."""
     return int(Fraction(f"{share:.6f}") * size + Fraction(1, 2))
 
 
-def in_force(owned: Owned, now: float) -> None:
-    """Make the size in force the one that the other checkers expect."""
-    intents, asked, granted = owned.intents, owned.asked, owned.granted
-    if intents is None or asked is None or granted is None:
+def update_expected_size(owned: OwnedJob, now: float) -> None:
+    """Make the granted size the one that the other checkers expect; a hold forbids growth."""
+    intents, requested, granted = owned.intents, owned.requested, owned.granted
+    if intents is None or requested is None or granted is None:
         return
-    held = now < intents.held_until
-    tasks = min(granted.tasks, intents.size) if held else intents.size
-    owned.asked, owned.granted = replace(asked, tasks=tasks), replace(granted, tasks=tasks)
+    is_held = now < intents.held_until
+    tasks = min(granted.tasks, intents.size) if is_held else intents.size
+    owned.requested, owned.granted = replace(requested, tasks=tasks), replace(granted, tasks=tasks)
 
 
 class IntentChecker:
@@ -74,78 +84,83 @@ class IntentChecker:
 
     def __init__(self, region: SimulatedRegion) -> None:
         self._region = region
-        self._due: set[str] = set()
-        self.looks: Counter[str] = Counter()
+        self._scheduled: set[str] = set()
+        self.checks: Counter[str] = Counter()
         """Counts of checks: `exact`, `under way` (an operation explains a difference), `failed`."""
 
-    def happened(self) -> None:
+    def schedule_checks(self) -> None:
         """Check all jobs with writers as soon as the current event is over."""
         life = self._region.plane.life
         if life is None or life.control_plane is None or life.frozen:
             return
         for name, owned in self._region.clients.jobs.items():
-            if owned.intents is not None and name not in self._due:
-                self._due.add(name)
-                self._region.timeline.after(0.0, self._look, life, name)
+            if owned.intents is not None and name not in self._scheduled:
+                self._scheduled.add(name)
+                self._region.timeline.after(0.0, self._start_check, life, name)
 
-    def _look(self, life: PlaneLife, name: str) -> None:
-        self._due.discard(name)
+    def _start_check(self, life: PlaneLife, name: str) -> None:
+        self._scheduled.discard(name)
         if life.alive and life.control_plane is not None:
-            life.loop.create_task(self._judge(life.control_plane, name))
+            life.loop.create_task(self._check_job(life.control_plane, name))
 
-    async def _judge(self, cp: ControlPlane, name: str) -> None:
+    async def _check_job(self, control_plane: ControlPlane, name: str) -> None:
         owned = self._region.clients.jobs[name]
         intents, now = owned.intents, self._region.timeline.now
         if intents is None or owned.granted is None:
             return
-        status = await cp.get_job(name)
-        if self._region.clients.waits(f"job {name} "):
+        status = await control_plane.get_job(name)
+        if self._region.clients.has_pending(f"job {name} "):
             return  # the outcome of the write is unknown until its answer arrives
         if now >= intents.canaries_end:
             intents.canaries = 0
-        for rule, text in self._found(intents, status, now):
-            self._region.checker.violate(rule, f"{name}: {text}", name)
-        in_force(owned, now)
+        if now - self._region.checker.undisturbed_since >= END_TOLERANCE_S:
+            for rule, text in self._violations(intents, status, now):
+                self._region.checker.violate(rule, f"{name}: {text}", name)
+        update_expected_size(owned, now)
 
-    def _found(
+    def _violations(
         self, intents: GrantedIntents, status: JobStatus, now: float
-    ) -> list[tuple[str, str]]:
-        record, since = status.record, now - self._region.checker.undisturbed_since
-        if since < ENDS_S:
-            return []
+    ) -> Iterator[tuple[str, str]]:
+        """Yield each broken rule, with an explanation."""
+        record = status.record
         if intents.canaries and has_failed(record):
             intents.canaries, intents.canaries_end = 0, 0.0
-            self.looks["failed"] += 1
-        found = [("last-write", text) for text in unwritten(intents, record, now)]
-        found += [("runtime", text) for text in _runtimes(intents, record)]
-        if "hold" in _in_record(record):
-            return found + [("hold", text) for text in _held(intents, record)]
-        intents.versions = {}
-        if abs(now - intents.canaries_end) < ENDS_S or abs(now - intents.held_until) < ENDS_S:
-            return found
+            self.checks["failed"] += 1
+        yield from (("last-write", text) for text in lost_writes(intents, record, now))
+        yield from (("runtime", text) for text in _changed_runtimes(intents, record))
+        if "hold" in _active_dimensions(record):
+            yield from (("hold", text) for text in _changes_under_hold(intents, record))
+            return
+        intents.held_versions = {}
+        ends = (intents.canaries_end, intents.held_until)
+        if any(abs(now - end) < END_TOLERANCE_S for end in ends):
+            return
         if status.phase is JobPhase.STABLE:
-            self.looks["exact"] += 1
-            found += [("share", text) for text in inexact(intents, record, is_plan=False)]
+            self.checks["exact"] += 1
+            wrong = wrong_counts(intents, record, is_plan=False)
         else:
-            self.looks["under way"] += 1
-            found += [("share", text) for text in self._planned(intents, record)]
-        return found
+            self.checks["under way"] += 1
+            wrong = self._wrong_plan(intents, record)
+        yield from (("share", text) for text in wrong)
 
-    def _planned(self, intents: GrantedIntents, record: JobRecord) -> list[str]:
+    def _wrong_plan(self, intents: GrantedIntents, record: JobRecord) -> list[str]:
         """Return how the planned versions differ from the intents, once all intents are composed.
 
         Differences are excused while a task has to leave its machine.
         """
-        staying = _staying(record)
+        tasks = _counted_tasks(record)
         writes = sum(intent.version for intent in record.intents.values())
-        if record.composed != writes or len(staying) != intents.size:
+        if record.composed != writes or len(tasks) != intents.size:
             return []
-        machines = [t.placement.machine for t in staying if t.placement is not None]
-        standings = [self._region.checker.standings[name] for name in machines]
-        is_settled = len(machines) == len(staying) and all(
-            s.state == MachineState.UP and s.sound and not s.drained for s in standings
-        )
-        return inexact(intents, record, is_plan=True) if is_settled else []
+        machines = [t.placement.machine for t in tasks if t.placement is not None]
+        is_settled = len(machines) == len(tasks) and all(map(self._may_stay, machines))
+        return wrong_counts(intents, record, is_plan=True) if is_settled else []
+
+    def _may_stay(self, machine: str) -> bool:
+        """Return whether tasks may stay on a machine."""
+        checked = self._region.checker.machines[machine]
+        is_up = checked.state == MachineState.UP and checked.responsive
+        return is_up and not checked.in_maintenance
 
 
 def has_failed(record: JobRecord) -> bool:
@@ -154,66 +169,73 @@ def has_failed(record: JobRecord) -> bool:
     return canary is not None and canary.value is None and "it failed on" in canary.reason
 
 
-def _in_record(record: JobRecord) -> frozenset[str]:
+def _active_dimensions(record: JobRecord) -> frozenset[str]:
     return frozenset(d for d, intent in record.intents.items() if intent.value is not None)
 
 
-def unwritten(intents: GrantedIntents, record: JobRecord, now: float) -> list[str]:
-    """Return the dimensions whose record differs from the last granted write."""
+def lost_writes(intents: GrantedIntents, record: JobRecord, now: float) -> Iterator[str]:
+    """Yield the dimensions whose record differs from the last granted write."""
     recorded = {d: intent.value or {} for d, intent in record.intents.items()}
-    there, found = _in_record(record), list[str]()
-    if "size" in intents.owned and recorded["size"].get("tasks") != intents.size:
-        found.append(f"a size of {intents.size} was granted, and there is {recorded['size']}")
-    if "push" in intents.owned:
+    if "size" in intents.written_dimensions and recorded["size"].get("tasks") != intents.size:
+        yield f"the granted size is {intents.size}, the recorded one is {recorded['size']}"
+    if "push" in intents.written_dimensions:
         share = recorded["push"].get("share", 1.0)
         if (share, record.spec.image) != (intents.share, intents.image):
-            found.append(f"{intents.share} of {intents.image[7:15]} was granted, not {share}")
-    ends = {"canary": intents.canaries_end, "hold": intents.held_until}
-    for dimension, end in ends.items():
-        is_near = abs(now - end) < ENDS_S
-        if not is_near and (now < end) != (dimension in there):
-            found.append(f"the {dimension} ends at {end:.1f} s, and it is there: {now >= end}")
-    return found
+            yield (
+                f"share {intents.share} of image {intents.image[7:15]} was granted, share {share}"
+                f" of {record.spec.image[7:15]} is recorded"
+            )
+    for dimension, end in {"canary": intents.canaries_end, "hold": intents.held_until}.items():
+        is_near, must_be_active = abs(now - end) < END_TOLERANCE_S, now < end
+        if not is_near and must_be_active != (dimension in _active_dimensions(record)):
+            state = "is missing" if must_be_active else "is still active"
+            yield f"the {dimension}, which ends at {end:.1f} s, {state}"
 
 
-def inexact(intents: GrantedIntents, record: JobRecord, *, is_plan: bool) -> list[str]:
+def wrong_counts(intents: GrantedIntents, record: JobRecord, *, is_plan: bool) -> list[str]:
     """Return how the versions that tasks run, or are planned to run, differ from the intents."""
-    staying = _staying(record)
-    versions = [(t.wants or t.version) if is_plan else t.version for t in staying]
-    pushed = sum(1 for version in versions if version == record.version)
-    trial = sum(1 for version in versions if version in record.trials)
-    wanted = intents.counts()
-    if (len(staying), pushed, trial) == (intents.size, *wanted):
+    tasks = _counted_tasks(record)
+    versions = [(t.wants or t.version) if is_plan else t.version for t in tasks]
+    counts = TaskCounts(
+        len(tasks),
+        sum(version == record.version for version in versions),
+        sum(version in record.trials for version in versions),
+    )
+    wanted = intents.wanted_counts()
+    if counts == wanted:
         return []
     verb = "are to run" if is_plan else "run"
     return [
-        f"{pushed} of {len(staying)} tasks {verb} what is pushed and {trial} are canaries, not"
-        f" {wanted[0]} of {intents.size} and {wanted[1]}"
+        f"{counts.pushed} of {counts.tasks} tasks {verb} the pushed image and {counts.canaries}"
+        f" are canaries, not {wanted.pushed} of {wanted.tasks} and {wanted.canaries}"
     ]
 
 
-def _runtimes(intents: GrantedIntents, record: JobRecord) -> list[str]:
-    """Return the versions whose runtime changed during their push."""
-    found = []
+def _changed_runtimes(intents: GrantedIntents, record: JobRecord) -> Iterator[str]:
+    """Yield the versions whose runtime changed during their push."""
     for version, spec in record.specs.items():
-        first = intents.runtimes.setdefault(version, spec.runtime)
+        first = intents.first_runtimes.setdefault(version, spec.runtime)
         if first != spec.runtime:
-            found.append(f"version {version} had runtime {first!r}, now {spec.runtime!r}")
-    return found
+            yield f"version {version} had runtime {first!r}, now {spec.runtime!r}"
 
 
-def _held(intents: GrantedIntents, record: JobRecord) -> list[str]:
-    """Return the tasks that changed under the hold; updates that began before it may continue."""
-    still = {t.index: t.version for t in _staying(record) if not _is_changing(t)}
-    for index in intents.versions.keys() & still.keys():
-        if intents.versions[index] != still[index]:
-            return [f"task {index} came from version {intents.versions[index]} to {still[index]}"]
-    there = {t.index for t in _staying(record)}
-    intents.versions = {i: v for i, v in intents.versions.items() if i in there} | still
+def _changes_under_hold(intents: GrantedIntents, record: JobRecord) -> list[str]:
+    """Return the first task that changed under the hold.
+
+    Updates that began before the hold may continue.
+    """
+    tasks, before = _counted_tasks(record), intents.held_versions
+    settled = {task.index: task.version for task in tasks if not _is_changing(task)}
+    for index in before.keys() & settled.keys():
+        if before[index] != settled[index]:
+            return [f"task {index} came from version {before[index]} to {settled[index]}"]
+    indexes = {task.index for task in tasks}
+    remaining = {index: version for index, version in before.items() if index in indexes}
+    intents.held_versions = remaining | settled
     return []
 
 
-def _staying(record: JobRecord) -> list[TaskRecord]:
+def _counted_tasks(record: JobRecord) -> list[TaskRecord]:
     """Return the tasks that count: no extra task, and none that is being removed."""
     return [
         t
@@ -224,6 +246,7 @@ def _staying(record: JobRecord) -> list[TaskRecord]:
 
 
 def _is_changing(task: TaskRecord) -> bool:
+    """Return whether a task is not placed yet, or is being updated."""
     operation = task.operation
     return task.phase is TaskPhase.PENDING or (
         operation is not None
@@ -232,24 +255,29 @@ def _is_changing(task: TaskRecord) -> bool:
     )
 
 
-def at_rest(owned: Owned, status: JobStatus, running: Counter[str], now: float) -> list[str]:
+def differences_at_rest(
+    owned: OwnedJob, status: JobStatus, running: Counter[str], now: float
+) -> list[str]:
     """Return differences from the granted intents at rest; `running`: image → copies that run."""
     intents, record = owned.intents, status.record
     if intents is None:
         return []
-    if now < max(intents.canaries_end, intents.held_until) + ENDS_S:
+    if now < max(intents.canaries_end, intents.held_until) + END_TOLERANCE_S:
         return [f"a canary or a hold of job {record.name} is still active"]
     intents.canaries = 0  # its time is over
-    found = unwritten(intents, record, float("inf")) + inexact(intents, record, is_plan=False)
-    pushed, _ = intents.counts()
-    others = sum(n for digest, n in running.items() if digest in intents.stable)
-    there = running[intents.image]
-    if (there, others) != (pushed, intents.size - pushed) and intents.share < 1.0:
-        found.append(f"{there} copies run what is pushed and {others} what was before")
-    return found
+    differences = [
+        *lost_writes(intents, record, float("inf")),
+        *wrong_counts(intents, record, is_plan=False),
+    ]
+    wanted, pushed = intents.wanted_counts(), running[intents.image]
+    earlier = sum(n for image, n in running.items() if image in intents.earlier_images)
+    is_wrong = (pushed, earlier) != (wanted.pushed, wanted.tasks - wanted.pushed)
+    if is_wrong and intents.share < 1.0:
+        differences.append(f"{pushed} copies run the pushed image and {earlier} run earlier ones")
+    return differences
 
 
-def granted_spec(owned: Owned, record: JobRecord) -> JobSpec | None:
+def expected_spec_of_writers(owned: OwnedJob, record: JobRecord) -> JobSpec | None:
     """Return the specification that an owner expects if other programs write some dimensions."""
     if owned.granted is None:
         return None

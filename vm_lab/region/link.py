@@ -26,7 +26,7 @@ OwnerHeaders = Callable[[str], Mapping[str, str]]
 """Returns the ownership headers of requests to a machine."""
 POLL_S = 3.0
 """Seconds that an agent holds a request for events (`SchedulerSettings.poll_wait_s`)."""
-GIVE_UP_S = 5.5
+EVENTS_TIMEOUT_S = 5.5
 """Timeout of a request for events, in seconds."""
 
 
@@ -114,10 +114,10 @@ class AgentLink:
     async def get_task(self, task_id: str) -> api.TaskStatus:
         """Return the observed state of a task."""
         tasks = await self.list_tasks()
-        found = [t for t in tasks.tasks if t.task_id == task_id]
-        if not found:
+        matching = [t for t in tasks.tasks if t.task_id == task_id]
+        if not matching:
             raise NotFound(f"there is no task {task_id} on this machine")
-        return found[0]
+        return matching[0]
 
     async def restart_task(
         self, task_id: str, generation: int | None = None, epoch: int | None = None
@@ -182,12 +182,12 @@ class FollowedEvents:
         """Start listening now."""
         self._network, self._life, self._machine = network, life, machine
         self._after, self._boot = after, machine.boot_id()
-        self._anchor = network.timeline.now
+        self._answered_at = network.timeline.now
         """When the last answer arrived, or else the first request was sent."""
         self._broken_at: float | None = None
         self._failure: TwineError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._coming = self._closed = False
+        self._is_delivering = self._closed = False
         machine.streams.append(self)
         life.streams.append(self)
         self.path_changed()
@@ -199,7 +199,9 @@ class FollowedEvents:
     def last_contact_at(self) -> float:
         """Return when the agent last answered, on the loop's clock."""
         at = self._broken_at
-        return self._life.seen(self._last_answer(self._network.timeline.now) if at is None else at)
+        return self._life.read_time(
+            self._last_answer_at(self._network.timeline.now) if at is None else at
+        )
 
     @property
     def is_alive(self) -> bool:
@@ -210,7 +212,7 @@ class FollowedEvents:
         """Return the next events, or raise the error that ended the stream."""
         if not self._life.alive:
             raise asyncio.CancelledError
-        while not self._has_news() or self._broken_at is not None:
+        while not self._has_new_events() or self._broken_at is not None:
             if self._failure is not None:
                 raise self._failure
             self._waiter = self._life.loop.create_future()
@@ -235,29 +237,33 @@ class FollowedEvents:
 
     def event_added(self) -> None:
         """Deliver the agent's new events, if there are any."""
-        if self._coming or self._broken_at is not None or not self._has_news():
+        if self._is_delivering or self._broken_at is not None or not self._has_new_events():
             return
-        self._coming = True
+        self._is_delivering = True
         machine = self._machine
-        takes = self._network.one_way(machine) + machine.slow_s
+        takes = self._network.draw_latency(machine) + machine.slow_s
         self._network.timeline.after(takes, self._deliver)
 
     def path_changed(self) -> None:
         """Handle a change of the path to the agent, or of the agent itself."""
         now, machine = self._network.timeline.now, self._machine
         # an answer after the timeout counts as no answer
-        works = self._network.answers(machine) and machine.slow_s < GIVE_UP_S - POLL_S
-        works = works and self._life.way.open
+        works = self._network.answers(machine) and machine.slow_s < EVENTS_TIMEOUT_S - POLL_S
+        works = works and self._life.path.is_open
         if works and not machine.garbled:
             if self._broken_at is not None and self._failure is None:
-                self._broken_at, self._anchor = None, now
+                self._broken_at, self._answered_at = None, now
                 self.event_added()
         elif self._broken_at is None:
-            self._broken_at = self._last_answer(now)
+            self._broken_at = self._last_answer_at(now)
             path = self._network.paths[machine.name]
-            refuses = machine.on and not machine.agent_up and path.open and self._life.way.open
-            wait = 2 * path.base_s if refuses else max(0.1, self._broken_at + GIVE_UP_S - now)
-            self._network.timeline.after(wait, self._give_up, self._broken_at)
+            refuses = (
+                machine.on and not machine.agent_up and path.is_open and self._life.path.is_open
+            )
+            wait = (
+                2 * path.base_s if refuses else max(0.1, self._broken_at + EVENTS_TIMEOUT_S - now)
+            )
+            self._network.timeline.after(wait, self._time_out, self._broken_at)
         self._life.contact_changed(machine)
 
     def contact_lost_at(self) -> float | None:
@@ -268,29 +274,29 @@ class FollowedEvents:
         if self._broken_at is None and not self._life.frozen:
             return None
         at = self._broken_at
-        return self._last_answer(self._network.timeline.now) if at is None else at
+        return self._last_answer_at(self._network.timeline.now) if at is None else at
 
-    def _has_news(self) -> bool:
+    def _has_new_events(self) -> bool:
         machine = self._machine
         return machine.sequence > self._after or machine.boot_id() != self._boot
 
-    def _last_answer(self, now: float) -> float:
-        polls = math.floor(max(0.0, now - self._anchor) / POLL_S)
-        return self._anchor + polls * POLL_S
+    def _last_answer_at(self, now: float) -> float:
+        polls = math.floor(max(0.0, now - self._answered_at) / POLL_S)
+        return self._answered_at + polls * POLL_S
 
     def _deliver(self) -> None:
-        self._coming = False
+        self._is_delivering = False
         if self._closed or self._broken_at is not None:
             return
-        self._anchor = self._network.timeline.now
+        self._answered_at = self._network.timeline.now
         self._wake()
 
-    def _give_up(self, broken_at: float) -> None:
+    def _time_out(self, broken_at: float) -> None:
         if self._closed or self._broken_at != broken_at or self._failure is not None:
             return
         machine = self._machine
         kind = Unreachable
-        if machine.on and not machine.agent_up and self._network.paths[machine.name].open:
+        if machine.on and not machine.agent_up and self._network.paths[machine.name].is_open:
             kind = Refused
         self._failure = kind(f"cannot reach {machine.name}: its events stopped")
         self._wake()

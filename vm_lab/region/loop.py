@@ -80,58 +80,58 @@ class _Selector(selectors.BaseSelector):
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        self.ready: Any = ()
+        self.callbacks: Any = ()
         """The loop's queue of callbacks; an event that concerns the loop adds to it."""
         self.frozen_until = 0.0
         self.steps = 0
         self.kill_at_step = 0
         self.killed = False
         self.ended = False
-        self.late = 0.0
+        self.cleanup_s = 0.0
         """Seconds that the clock of a dead process advanced while its tasks were cancelled."""
-        self._busy = 0
+        self._busy_turns = 0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if self.ended:
-            self.late += timeout or 0.0
+            self.cleanup_s += timeout or 0.0
             return []
         self.steps += 1
         if self.killed or self.steps == self.kill_at_step:
             raise Killed
-        line = self.timeline
-        if line.now < self.frozen_until:
-            self._sit_out()
+        timeline = self.timeline
+        if timeline.now < self.frozen_until:
+            self._run_until_resumed()
             return []  # the loop computes again what is due
         if timeout is not None and timeout <= 0:
-            self._busy += 1
-            if self._busy > BUSY_MAX:
-                raise Stuck(f"the control plane is busy forever at {line.now:.3f} s")
+            self._busy_turns += 1
+            if self._busy_turns > BUSY_MAX:
+                raise Stuck(f"the control plane is busy forever at {timeline.now:.3f} s")
             return []
-        self._busy = 0
-        self._wait(float("inf") if timeout is None else line.now + timeout)
+        self._busy_turns = 0
+        self._wait(float("inf") if timeout is None else timeline.now + timeout)
         return []
 
-    def rest(self) -> None:
+    def note_idle(self) -> None:
         """Record that the loop has no callback that is due now."""
-        self._busy = 0
+        self._busy_turns = 0
 
     def _wait(self, until: float) -> None:
-        line, ready = self.timeline, self.ready
-        while not ready:
-            due = line.next_at()
+        timeline, callbacks = self.timeline, self.callbacks
+        while not callbacks:
+            due = timeline.next_at()
             if due > until:
-                line.now = until
+                timeline.now = until
                 return
             if due == float("inf"):
-                raise Stuck(f"every task waits for another at {line.now:.3f} s")
-            line.step()
+                raise Stuck(f"every task waits for another at {timeline.now:.3f} s")
+            timeline.step()
             if self.killed:
                 raise Killed
-            if line.now < self.frozen_until:
-                self._sit_out()
+            if timeline.now < self.frozen_until:
+                self._run_until_resumed()
                 return
 
-    def _sit_out(self) -> None:
+    def _run_until_resumed(self) -> None:
         """Run other events while the process is stopped."""
         while self.timeline.now < self.frozen_until and not self.killed:
             due = self.timeline.next_at()
@@ -193,14 +193,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual = _Selector(timeline)
         self._shared = shared
         super().__init__(self._virtual)
-        self._virtual.ready = self._soon = deque[_Handle]()
-        self._later: list[tuple[float, int, _Handle]] = []
+        self._virtual.callbacks = self._due = deque[_Handle]()
+        self._timers: list[tuple[float, int, _Handle]] = []
         """A heap of time, order of scheduling, and callback."""
-        self._timers = 0
+        self._timer_count = 0
 
     def time(self) -> float:
         """Return the virtual monotonic clock."""
-        return self._virtual.timeline.now + self._virtual.late
+        return self._virtual.timeline.now + self._virtual.cleanup_s
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -209,7 +209,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self.is_closed():
             raise RuntimeError("the process of this loop has ended")
         handle = _Handle(callback, args, context)
-        self._soon.append(handle)
+        self._due.append(handle)
         return handle
 
     def call_at(  # type: ignore[override]
@@ -223,8 +223,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self.is_closed():
             raise RuntimeError("the process of this loop has ended")
         handle = _Handle(callback, args, context)
-        self._timers += 1
-        heapq.heappush(self._later, (when, self._timers, handle))
+        self._timer_count += 1
+        heapq.heappush(self._timers, (when, self._timer_count, handle))
         return handle
 
     def call_later(  # type: ignore[override]
@@ -239,24 +239,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         """Wait if no callback is due, then run all that are."""
-        soon, later = self._soon, self._later
-        while later and later[0][2].call is None:
-            heapq.heappop(later)
+        due, timers = self._due, self._timers
+        while timers and timers[0][2].call is None:
+            heapq.heappop(timers)
         wait: float | None = None
-        if soon or self._stopping:  # type: ignore[attr-defined]
+        if due or self._stopping:  # type: ignore[attr-defined]
             wait = 0.0
-        elif later:
-            wait = max(0.0, later[0][0] - self.time())
+        elif timers:
+            wait = max(0.0, timers[0][0] - self.time())
         if self._shared and not self._virtual.ended and (wait is None or wait > RESOLUTION_S):
-            self._virtual.rest()
+            self._virtual.note_idle()
             self.stop()
             return
         self._virtual.select(wait)
         now = self.time() + RESOLUTION_S
-        while later and later[0][0] < now:
-            soon.append(heapq.heappop(later)[2])
-        for _ in range(len(soon)):
-            handle = soon.popleft()
+        while timers and timers[0][0] < now:
+            due.append(heapq.heappop(timers)[2])
+        for _ in range(len(due)):
+            handle = due.popleft()
             if handle.call is not None:
                 try:
                     handle.context.run(handle.call, *handle.args)
@@ -275,19 +275,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.run_forever()
 
     @property
-    def is_called(self) -> bool:
+    def is_ready(self) -> bool:
         """Return whether the loop has a callback for the next turn, or was killed."""
-        return self._virtual.killed or (bool(self._soon) and not self.frozen)
+        return self._virtual.killed or (bool(self._due) and not self.frozen)
 
     def next_at(self) -> float:
         """Return when the next callback of this loop is due; infinity: none is scheduled."""
-        later, line = self._later, self._virtual.timeline
-        while later and later[0][2].call is None:
-            heapq.heappop(later)
+        timers, timeline = self._timers, self._virtual.timeline
+        while timers and timers[0][2].call is None:
+            heapq.heappop(timers)
         if self._virtual.killed:
-            return line.now
-        due = line.now if self._soon else later[0][0] if later else float("inf")
-        return max(due, self._virtual.frozen_until, line.now)
+            return timeline.now
+        due = timeline.now if self._due else timers[0][0] if timers else float("inf")
+        return max(due, self._virtual.frozen_until, timeline.now)
 
     @property
     def steps(self) -> int:

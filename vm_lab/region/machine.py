@@ -60,7 +60,7 @@ class Copy:
     """Whether it must run; else it is being removed."""
     alive: bool = False
     """Whether processes of it exist."""
-    runs: str = ""
+    running_image: str = ""
     """The image of these processes."""
     reason: str = ""
     invocation: int = 0
@@ -69,19 +69,20 @@ class Copy:
     cut_off: bool = False
     """Whether the agent ended it because the control plane was silent for too long."""
     last_exit: api.Exit | None = None
-    turn: int = 0
+    step_number: int = 0
     """Rises with each scheduled step, so that an outdated step does nothing."""
 
 
 @dataclass(slots=True)
-class MachineSetting:
+class MachineContext:
     """State that all machines of a region share."""
 
     timeline: Timeline
     history: History
     observer: Observer = field(default_factory=Observer)
-    obeyed: Callable[[SimulatedMachine, int], None] = lambda _machine, _sender: None
-    """Called with the machine and the sender (number of a process life) of each obeyed command."""
+    on_command: Callable[[SimulatedMachine, int], None] = lambda _machine, _sender: None
+    """Called with the machine and the sender (number of a process life) of each command that the
+    machine's agent obeyed."""
     known_images: set[str] = field(default_factory=set)
     bad_images: set[str] = field(default_factory=set)
     """Images whose tasks never become healthy."""
@@ -94,7 +95,7 @@ class SimulatedMachine:
 
     def __init__(
         self,
-        setting: MachineSetting,
+        context: MachineContext,
         name: str,
         location: api.Location,
         seed: str,
@@ -103,7 +104,7 @@ class SimulatedMachine:
         cpus: int = 8,
     ) -> None:
         """Start powered on, with an agent that answers, and without tasks."""
-        self.setting, self.name, self.location = setting, name, location
+        self.context, self.name, self.location = context, name, location
         self.memory_bytes, self.cpus = memory_bytes, cpus
         self.random = random.Random(f"{seed} {name}")
         self.pace = MachinePace()
@@ -116,7 +117,7 @@ class SimulatedMachine:
         """Whether its answers are malformed."""
         self.pull_fails = False
         self.start_fails = False
-        self.clock_off_s = 0.0
+        self.clock_offset_s = 0.0
         self.boots = 1
         self.copies: dict[str, Copy] = {}
         self.tombstones: dict[str, tuple[int, int]] = {}
@@ -130,14 +131,14 @@ class SimulatedMachine:
         self.sequence = 0
         self.streams: list[FollowedEvents] = []
         self.contact = PlaneContact(self)
-        self.powers = 0
+        self.power_changes = 0
         """Rises each time the power goes off or on."""
 
     # -- state
 
-    def wall(self) -> float:
+    def wall_time(self) -> float:
         """Return the time of the machine's clock."""
-        return EPOCH_S + self.setting.timeline.now + self.clock_off_s
+        return EPOCH_S + self.context.timeline.now + self.clock_offset_s
 
     def boot_id(self) -> str:
         """Return the name of this boot."""
@@ -205,7 +206,12 @@ class SimulatedMachine:
         """Add an event, and notify the streams that follow the agent."""
         self.sequence += 1
         event = api.Event(
-            sequence=self.sequence, at=self.wall(), kind=kind, object=name, message="", task=task
+            sequence=self.sequence,
+            at=self.wall_time(),
+            kind=kind,
+            object=name,
+            message="",
+            task=task,
         )
         self.events.append(event)
         for stream in self.streams:
@@ -213,14 +219,14 @@ class SimulatedMachine:
 
     def after(self, copy: Copy, delay_s: float, step: Callable[[Copy], None]) -> None:
         """Schedule the next step of a task; a later step of the task cancels it."""
-        copy.turn += 1
-        self.setting.timeline.after(delay_s, self._step, copy, copy.turn, step)
+        copy.step_number += 1
+        self.context.timeline.after(delay_s, self._run_step, copy, copy.step_number, step)
 
-    def _step(self, copy: Copy, turn: int, step: Callable[[Copy], None]) -> None:
-        if copy.turn == turn and self.copies.get(copy.task_id) is copy and self.on:
+    def _run_step(self, copy: Copy, number: int, step: Callable[[Copy], None]) -> None:
+        if copy.step_number == number and self.copies.get(copy.task_id) is copy and self.on:
             step(copy)
 
-    def become(
+    def set_state(
         self, copy: Copy, state: TaskState, health: Health = Health.UNKNOWN, reason: str = ""
     ) -> None:
         """Change the state of a task, and report it to the observer, the history and the events."""
@@ -228,26 +234,26 @@ class SimulatedMachine:
         copy.state, copy.health, copy.reason = state, health, reason
         if health is Health.HEALTHY:
             if copy.healthy_since is None:
-                copy.healthy_since = self.setting.timeline.now
+                copy.healthy_since = self.context.timeline.now
         else:
             copy.healthy_since = None
         if state is TaskState.STARTING:
-            copy.alive, copy.runs = True, copy.spec.image
+            copy.alive, copy.running_image = True, copy.spec.image
         elif state in _ENDED or state is TaskState.BACKOFF:
             copy.alive = False
-        self.setting.observer.copy_changed(self, copy, was_alive=was_alive)
-        self.setting.history.note(f"{self.name} {copy.task_id} {state} {health} {reason}".rstrip())
+        self.context.observer.copy_changed(self, copy, was_alive=was_alive)
+        self.context.history.note(f"{self.name} {copy.task_id} {state} {health} {reason}".rstrip())
         self.add_event("task", copy.task_id, self.status(copy))
 
     # -- a task's life
 
     def start(self, copy: Copy) -> None:
         """Start the processes of a task, unless the control plane was silent for too long."""
-        if self.contact.ran_out(copy.spec):
-            self.contact.cut_off_done(copy)
+        if self.contact.has_run_out(copy.spec):
+            self.contact.end_as_cut_off(copy)
             return
         copy.cut_off = False
-        self.become(copy, TaskState.STARTING)
+        self.set_state(copy, TaskState.STARTING)
         self.after(copy, self.draw(self.pace.start), self._started)
 
     def _started(self, copy: Copy) -> None:
@@ -256,36 +262,36 @@ class SimulatedMachine:
             return
         copy.invocation += 1
         copy.last_exit = None
-        if copy.spec.image in self.setting.bad_images:
-            self.become(copy, TaskState.RUNNING, Health.UNHEALTHY, "this version is no good")
+        if copy.spec.image in self.context.bad_images:
+            self.set_state(copy, TaskState.RUNNING, Health.UNHEALTHY, "this version is no good")
             return
-        self.become(copy, TaskState.RUNNING, Health.HEALTHY)
+        self.set_state(copy, TaskState.RUNNING, Health.HEALTHY)
 
     def end(self, copy: Copy, result: str, reason: str) -> None:
         """End a task as if it had exited; the agent restarts it if its policy says so."""
-        copy.last_exit = api.Exit(result=result, at=self.wall())
+        copy.last_exit = api.Exit(result=result, at=self.wall_time())
         when = copy.spec.restart.when
-        again = when is RestartWhen.ALWAYS or (
+        restarts = when is RestartWhen.ALWAYS or (
             when is RestartWhen.ON_FAILURE and result != "success"
         )
-        if not again:
+        if not restarts:
             state = TaskState.STOPPED if result == "success" else TaskState.FAILED
-            self.become(copy, state, reason=reason)
+            self.set_state(copy, state, reason=reason)
             return
         copy.restarts += 1
-        pause = min(
+        backoff_s = min(
             copy.spec.restart.backoff_s * 2.0 ** min(copy.restarts - 1, 16),
             copy.spec.restart.backoff_max_s,
         )
-        self.become(copy, TaskState.BACKOFF, reason=reason)
-        self.after(copy, pause, self.start)
+        self.set_state(copy, TaskState.BACKOFF, reason=reason)
+        self.after(copy, backoff_s, self.start)
 
     def stop_processes(self, copy: Copy, then: Callable[[Copy], None]) -> None:
         """End the processes of a task, then call `then`."""
         if not copy.alive:
             self.after(copy, 0.01, then)
             return
-        self.become(copy, TaskState.STOPPING, reason=copy.reason)
+        self.set_state(copy, TaskState.STOPPING, reason=copy.reason)
         bounds = self.pace.stop
         took = min(self.draw(bounds), copy.spec.stop_timeout_s)
         if STUBBORN in copy.spec.environment:
@@ -297,8 +303,8 @@ class SimulatedMachine:
         was_alive, copy.alive, copy.healthy_since = copy.alive, False, None
         self.tombstones[copy.task_id] = (copy.spec.epoch, copy.spec.generation)
         del self.copies[copy.task_id]
-        self.setting.observer.copy_changed(self, copy, was_alive=was_alive)
-        self.setting.history.note(f"{self.name} {copy.task_id} gone")
+        self.context.observer.copy_changed(self, copy, was_alive=was_alive)
+        self.context.history.note(f"{self.name} {copy.task_id} gone")
         self.add_event("task-removed", copy.task_id)
 
     # -- power, agent
@@ -307,15 +313,15 @@ class SimulatedMachine:
         """End all processes at once; records on disk survive."""
         if not self.on:
             return
-        self.setting.history.note(f"{self.name} goes down")
+        self.context.history.note(f"{self.name} goes down")
         self.on = self.agent_up = False
-        self.powers += 1
+        self.power_changes += 1
         self.pulls.clear()
         for copy in list(self.copies.values()):
             was_alive = copy.alive
             copy.alive, copy.healthy_since = False, None
-            copy.turn += 1
-            self.setting.observer.copy_changed(self, copy, was_alive=was_alive)
+            copy.step_number += 1
+            self.context.observer.copy_changed(self, copy, was_alive=was_alive)
         self.reach_changed()
 
     def power_on(self) -> None:
@@ -324,37 +330,39 @@ class SimulatedMachine:
             return
         self.on = True
         self.boots += 1
-        self.powers += 1
+        self.power_changes += 1
         self.hung_until = 0.0
         self.events.clear()
         self.sequence = 0
-        self.setting.timeline.after(self.draw(self.pace.agent), self._booted, self.powers)
+        self.context.timeline.after(self.draw(self.pace.agent), self._booted, self.power_changes)
 
     def reboot(self) -> None:
         """Go down now, and boot again."""
         self.power_off()
-        self.setting.timeline.after(self.draw(self.pace.boot), self._back, self.powers)
+        self.context.timeline.after(
+            self.draw(self.pace.boot), self._power_on_later, self.power_changes
+        )
 
-    def _back(self, powers: int) -> None:
-        if powers == self.powers:
+    def _power_on_later(self, power_changes: int) -> None:
+        if power_changes == self.power_changes:
             self.power_on()
 
-    def _booted(self, powers: int) -> None:
-        if powers != self.powers:
+    def _booted(self, power_changes: int) -> None:
+        if power_changes != self.power_changes:
             return
         self.agent_up = True
         for copy in list(self.copies.values()):
             if not copy.wanted:
                 self.forget(copy)
                 continue
-            copy.last_exit = api.Exit(result="lost", at=self.wall())
+            copy.last_exit = api.Exit(result="lost", at=self.wall_time())
             copy.state, copy.health = TaskState.STOPPED, Health.UNKNOWN
             copy.reason = "the host was rebooted"
         if self.profile.wanted is not None:
             self.profile.switch(self.profile.wanted, booted=True)
-        self.agent_is(up=True)
+        self.set_agent(up=True)
 
-    def agent_is(self, *, up: bool) -> None:
+    def set_agent(self, *, up: bool) -> None:
         """Stop or start the agent; tasks are not affected."""
         self.agent_up = up and self.on
         if not up:
@@ -365,4 +373,4 @@ class SimulatedMachine:
         """Notify the agent's streams and the observer that its reachability has changed."""
         for stream in list(self.streams):
             stream.path_changed()
-        self.setting.observer.reach_changed(self)
+        self.context.observer.reach_changed(self)

@@ -25,8 +25,8 @@ CONNECT_S = 4.0
 """Timeout of opening a connection, in seconds."""
 ANSWER_S = 30.0
 """Timeout of an answer, in seconds (`WireClient`)."""
-KEPT_S = 5.0
-"""Seconds that requests on an existing connection still arrive after the way back is cut."""
+OPEN_CONNECTION_S = 5.0
+"""Seconds that requests on an existing connection still arrive after the direction back is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Path:
         self.duplicate = max((c.duplicate for c in conditions), default=0.0)
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Return whether both directions work."""
         return not (self.cut_in or self.cut_out)
 
@@ -112,10 +112,10 @@ class SimulatedNetwork:
             machine.on
             and machine.agent_up
             and machine.hung_until <= self.timeline.now
-            and self.paths[machine.name].open
+            and self.paths[machine.name].is_open
         )
 
-    def one_way(self, machine: SimulatedMachine) -> float:
+    def draw_latency(self, machine: SimulatedMachine) -> float:
         """Draw how many seconds a message takes."""
         path = self.paths[machine.name]
         if path.delay_s:
@@ -144,35 +144,39 @@ class Exchange:
         network, machine = self.network, self.machine
         network.calls += 1
         path, timeline = network.paths[machine.name], network.timeline
-        kept = path.cut_out and not path.cut_in and timeline.now - path.cut_at < KEPT_S
-        if not machine.on or self.life.way.cut_out or not (path.open or kept):
+        is_connected = (
+            path.cut_out and not path.cut_in and timeline.now - path.cut_at < OPEN_CONNECTION_S
+        )
+        if not machine.on or self.life.path.cut_out or not (path.is_open or is_connected):
             self._fail_after(CONNECT_S)
             return
         if path.loss and machine.random.random() < path.loss / 2:
             self._fail_after(ANSWER_S)
             return
-        takes = network.one_way(machine)
-        timeline.after(takes, self._arrive, deferred)
+        takes = network.draw_latency(machine)
+        timeline.after(takes, self._deliver_request, deferred)
         if self.request.mutates and path.duplicate and machine.random.random() < path.duplicate:
-            timeline.after(takes + machine.random.uniform(0.0, 8.0), self._again)
+            timeline.after(takes + machine.random.uniform(0.0, 8.0), self._deliver_duplicate)
 
-    def _arrive(self, deferred: bool) -> None:
+    def _deliver_request(self, deferred: bool) -> None:
         network, machine = self.network, self.machine
         now = network.timeline.now
         if not machine.on or network.paths[machine.name].cut_in:
             self._fail_after(ANSWER_S)
         elif not machine.agent_up:
             refused = Refused(f"cannot reach {machine.name}: connection refused")
-            network.timeline.after(network.one_way(machine), self.life.settle, self.future, refused)
+            network.timeline.after(
+                network.draw_latency(machine), self.life.complete, self.future, refused
+            )
         elif machine.hung_until > now:
-            network.timeline.at(machine.hung_until, self._arrive, deferred)
+            network.timeline.at(machine.hung_until, self._deliver_request, deferred)
         else:
             if deferred:
                 self.request.handle(machine, *self.request.args, self.answer)
             else:
                 self.answer(agents.answer(machine, self.request))
 
-    def _again(self) -> None:
+    def _deliver_duplicate(self) -> None:
         """Deliver the same request once more, and drop the answer."""
         machine = self.machine
         if self.network.answers(machine):
@@ -187,15 +191,17 @@ class Exchange:
             return
         if machine.garbled:
             outcome = ProtocolError(f"{machine.name} answered with nonsense")
-        network.timeline.after(network.one_way(machine) + machine.slow_s, self._back, outcome)
+        network.timeline.after(
+            network.draw_latency(machine) + machine.slow_s, self._deliver_answer, outcome
+        )
 
-    def _back(self, outcome: object) -> None:
+    def _deliver_answer(self, outcome: object) -> None:
         path = self.network.paths[self.machine.name]
-        if path.cut_out or self.life.way.cut_in or not self.machine.on:
+        if path.cut_out or self.life.path.cut_in or not self.machine.on:
             self._fail_after(ANSWER_S)
         else:
-            self.life.settle(self.future, outcome)
+            self.life.complete(self.future, outcome)
 
     def _fail_after(self, seconds: float) -> None:
         error = Unreachable(f"cannot reach {self.machine.name}: no answer")
-        self.network.timeline.after(seconds, self.life.settle, self.future, error)
+        self.network.timeline.after(seconds, self.life.complete, self.future, error)

@@ -46,5 +46,5 @@ class Observer:
 
     # -- clients
 
-    def listed(self, endpoints: Endpoints) -> None:
+    def endpoints_changed(self, endpoints: Endpoints) -> None:
         """Called with the current endpoints of a job."""

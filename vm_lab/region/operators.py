@@ -30,10 +30,10 @@ from wire.errors import Busy, Conflict
 if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
-LOOK_S = 5.0
+READ_EVERY_S = 5.0
 REBOOT_S = 60.0
 """Expected duration of a reboot, in seconds."""
-WAVE = 2
+WAVE_SIZE = 2
 """Most machines of a wave."""
 SWITCH_S = 90.0
 """Seconds that the machines of a replaced switch are unreachable."""
@@ -53,16 +53,18 @@ class OperatorPlan:
         self._number = number
         self._rebooted: set[str] = set()
         self._asked_at = 0.0
-        self._over = False
+        self._is_over = False
         self._view: PlanView | None = None
-        self._want(f"{request.work} of {' '.join(self._machines)}", self._accept, self._accepted)
+        self._submit(
+            f"{request.work} of {' '.join(self._machines)}", self._send_plan, self._plan_accepted
+        )
         region.timeline.after(fault.seconds, self._end)
 
-    def _want(self, text: str, ask: object, granted: object) -> None:
-        request = ClientRequest(f"plan {self._name}", text, ask, granted)  # type: ignore[arg-type]
-        self._region.clients.want(request)
+    def _submit(self, text: str, send: object, granted: object) -> None:
+        request = ClientRequest(f"plan {self._name}", text, send, granted)  # type: ignore[arg-type]
+        self._region.clients.submit(request)
 
-    async def _accept(self, cp: ControlPlane) -> None:
+    async def _send_plan(self, cp: ControlPlane) -> None:
         self._asked_at = self._region.timeline.now
         try:
             await cp.maintenance.accept(self._name, self._request, "operator")
@@ -70,11 +72,11 @@ class OperatorPlan:
             if cp.maintenance.show(self._name).plan.ended is not None:
                 raise
 
-    def _accepted(self) -> None:
-        self._region.timeline.after(LOOK_S, self._look)
+    def _plan_accepted(self) -> None:
+        self._region.timeline.after(READ_EVERY_S, self._request_view)
         if self._request.work is Work.KERNEL and self._request.deadline_s is not None:
             deadline = self._asked_at + self._request.deadline_s
-            self._region.checker.budgets.drained(self._machines, deadline)
+            self._region.checker.budgets.maintenance_announced(self._machines, deadline)
         if self._request.work is Work.SWITCH:
             self._region.timeline.after(self._request.deadline_s or 0.0, self._replace_switch)
 
@@ -84,35 +86,35 @@ class OperatorPlan:
             network.impose(self._number, machine, cut)
             self._region.timeline.after(SWITCH_S, network.lift, self._number, machine)
 
-    def _look(self) -> None:
-        if not self._over:
-            self._want(f"look at {self._name}", self._see, self._seen)
+    def _request_view(self) -> None:
+        if not self._is_over:
+            self._submit(f"look at {self._name}", self._read_view, self._handle_view)
 
-    async def _see(self, cp: ControlPlane) -> None:
+    async def _read_view(self, cp: ControlPlane) -> None:
         self._view = cp.maintenance.show(self._name)
         if self._view.plan.state is PlanState.PAUSED and len(self._rebooted) % 2:
             self._view = await cp.maintenance.go_on(self._name, GoOn(without=True))
 
-    def _seen(self) -> None:
+    def _handle_view(self) -> None:
         view = self._view
         if view is None or view.plan.ended is not None:
             return
         open_waves = [w for w in view.waves if w.state is WaveState.ANNOUNCED]
-        self._region.checker.budgets.waves(self._name, len(open_waves), self._request.work)
+        self._region.checker.budgets.check_waves(self._name, len(open_waves), self._request.work)
         for name in (name for wave in open_waves for name in wave.ready):
             machine = self._region.machines[name]
             if self._request.work is not Work.SWITCH and name not in self._rebooted and machine.on:
                 self._rebooted.add(name)
                 machine.reboot()
-        self._region.timeline.after(LOOK_S, self._look)
+        self._region.timeline.after(READ_EVERY_S, self._request_view)
 
     def _end(self) -> None:
-        self._over = True
-        self._want(f"cancel {self._name}", self._cancel, lambda: None)
+        self._is_over = True
+        self._submit(f"cancel {self._name}", self._cancel, lambda: None)
 
     async def _cancel(self, cp: ControlPlane) -> None:
         if self._request.work is Work.KERNEL and self._request.deadline_s is not None:
-            self._region.checker.budgets.undrained(self._machines)
+            self._region.checker.budgets.maintenance_cancelled(self._machines)
         if cp.maintenance.show(self._name).plan.ended is None:
             await cp.maintenance.cancel(self._name)
 
@@ -154,7 +156,7 @@ def switch(region: SimulatedRegion, fault: Fault, number: int) -> None:
 
 def _in_waves(work: Work) -> MaintenanceRequest:
     return MaintenanceRequest(
-        work=work, reason="-", wave_size=WAVE, within=Within.RACK, return_within_s=60.0
+        work=work, reason="-", wave_size=WAVE_SIZE, within=Within.RACK, return_within_s=60.0
     )
 
 
@@ -165,9 +167,9 @@ def move_entitlement(region: SimulatedRegion, _: Fault, number: int) -> None:
         return
     name, to = names[number % len(names)], (number // len(names)) % shards
 
-    async def ask(cp: ControlPlane) -> None:
+    async def send(cp: ControlPlane) -> None:
         with suppress(Busy, Conflict):  # a store that fails, or a job between two entitlements
             await cp.shards.move(name, to)
 
     text = f"move entitlement {name} to shard {to} {number}"
-    region.clients.want(ClientRequest(f"shard of {name}", text, ask, lambda: None))
+    region.clients.submit(ClientRequest(f"shard of {name}", text, send, lambda: None))

@@ -34,7 +34,7 @@ FAULTS: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class OtherTest:
     """A fault that is shown by a test outside the simulated region."""
 
     what: str
@@ -43,30 +43,30 @@ class Elsewhere:
     """Below `tests/`, as `path::name`."""
 
 
-ELSEWHERE: dict[str, Elsewhere] = {
-    "F-45": Elsewhere(
+ELSEWHERE: dict[str, OtherTest] = {
+    "F-45": OtherTest(
         "two hundred would-be owners of a store wake together, again and again",
         "one owns it, each with an epoch of its own; the others fail at once and wrote nothing",
         "contract/test_store_faults.py::test_one_of_two_hundred_concurrent_candidates_owns_the_store",
     ),
-    "F-54": Elsewhere(
+    "F-54": OtherTest(
         "a mistake asks to stop all tasks of a job",
         "stops beyond the limit wait until an operator lifts it with a reason",
         "unit/control_plane/scheduler/test_limits.py::"
         "test_stops_beyond_the_limit_wait_until_an_operator_lifts_it",
     ),
-    "F-57": Elsewhere(
+    "F-57": OtherTest(
         "two allocators want the same machine at the same time",
         "one gets it, the other plans again; no machine has two owners",
         "unit/control_plane/services/test_allocations.py::"
         "test_two_allocators_with_one_set_of_brokers_never_get_the_same_machine",
     ),
-    "F-61": Elsewhere(
+    "F-61": OtherTest(
         "an upgrade of the store is interrupted at any step",
         "the next start finds all data, in the old form or the new; a copy is kept",
         "contract/test_store_faults.py::test_an_interrupted_migration_leaves_the_old_or_the_new",
     ),
-    "F-62": Elsewhere(
+    "F-62": OtherTest(
         "a reader of changes falls behind",
         "the reader must list again; the changes kept for it are bounded",
         "unit/control_plane/services/test_brokers.py::"
@@ -99,32 +99,31 @@ def faults_page(
     seeds: range, processes: int, done: Callable[[SeedOutcome], None] | None
 ) -> tuple[str, list[SeedOutcome]]:
     """Return the document, and the outcomes that broke a rule."""
-    shown = [s for s in map(scenario.load, scenario.names()) if s.shows]
-    jobs = [Job(one, seed) for one in shown for seed in seeds]
-    found = run_many(jobs, processes, done)
+    showing = [s for s in map(scenario.load, scenario.names()) if s.shows]
+    ran = run_many([Job(chosen, seed) for chosen in showing for seed in seeds], processes, done)
     rows = []
-    for one in shown:
-        own = [outcome for outcome in found if outcome.scenario == one.name]
-        rows += [(fault, _row(fault, one, own)) for fault in one.shows]
+    for chosen in showing:
+        own = [outcome for outcome in ran if outcome.scenario == chosen.name]
+        rows += [(fault, _row(fault, chosen, own)) for fault in chosen.shows]
     others = (
         f"| {fault} | {shown.what} | {shown.outcome} | `{shown.test}` |\n"
         for fault, shown in ELSEWHERE.items()
     )
     page = _HEAD + "".join(row for _, row in sorted(rows)) + _TAIL + "".join(others)
-    return page, [outcome for outcome in found if not outcome.ok]
+    return page, [outcome for outcome in ran if not outcome.ok]
 
 
-def _row(fault: str, one: Scenario, outcomes: list[SeedOutcome]) -> str:
+def _row(fault: str, chosen: Scenario, outcomes: list[SeedOutcome]) -> str:
     events = sum(n for o in outcomes for kind, n in o.figures.items() if kind in KINDS)
     broken = sorted({v.rule for o in outcomes for v in o.violations})
     settled = max(o.settle_s for o in outcomes)
     return (
-        f"| {fault} | {FAULTS[fault]} | `{one.name}` | {len(outcomes)} | {events} |"
-        f" {', '.join(broken) or 'none'} | {settled:.0f} s | {_least(outcomes):.0%} |\n"
+        f"| {fault} | {FAULTS[fault]} | `{chosen.name}` | {len(outcomes)} | {events} |"
+        f" {', '.join(broken) or 'none'} | {settled:.0f} s | {_least_running(outcomes):.0%} |\n"
     )
 
 
-def _least(outcomes: list[SeedOutcome]) -> float:
+def _least_running(outcomes: list[SeedOutcome]) -> float:
     """Return the smallest share of the wanted tasks that ran at any time of the stories."""
     shares = [
         sample.copies / sample.wanted

@@ -24,7 +24,7 @@ from vm_lab.region.loop import Killed, Timeline, VirtualLoop
 from vm_lab.region.machine import EPOCH_S, SimulatedMachine
 from vm_lab.region.network import Path, SimulatedNetwork
 from vm_lab.region.observer import Observer
-from vm_lab.region.stores import SimulatedDisk, StoreFacade, at_once
+from vm_lab.region.stores import SimulatedDisk, StoreFacade, run_immediately
 from wire.errors import TwineError, Unreachable
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ class PlaneLife:
         timeline: Timeline,
         history: History,
         observer: Observer,
-        way: Path | None = None,
+        path: Path | None = None,
         *,
         shared: bool = False,
     ) -> None:
         """Start a life; with `shared` other processes run on the same timeline."""
         self.number = number
         self.timeline, self.history, self.observer = timeline, history, observer
-        self.way = way or Path(base_s=0.0)
+        self.path = path or Path(base_s=0.0)
         """The network path to and from the host of the process."""
         self.loop = VirtualLoop(timeline, shared=shared)
         self.alive = True
@@ -71,7 +71,7 @@ class PlaneLife:
         """Return whether no other process has taken over from this one."""
         return True
 
-    def check_leads(self) -> None:
+    def require_leader(self) -> None:
         """Raise if the process does not lead, so that its answers are void; here it leads."""
 
     @property
@@ -118,7 +118,7 @@ class PlaneLife:
             for stream in list(self.streams):
                 stream.path_changed()
 
-    def settle(self, waiting: asyncio.Future[Any], outcome: object) -> None:
+    def complete(self, waiting: asyncio.Future[Any], outcome: object) -> None:
         """Hand an answer or an error to the waiting call, unless the process has ended."""
         if waiting.done() or not self.alive:
             return
@@ -127,7 +127,7 @@ class PlaneLife:
         else:
             waiting.set_result(outcome)
 
-    def seen(self, at: float) -> float:
+    def read_time(self, at: float) -> float:
         """Return when the process read an answer that arrived at `at`: not during a pause."""
         read_at = self._thawed_at + CATCH_UP_S
         if not self._frozen_at <= at < read_at:
@@ -164,18 +164,18 @@ class Plane:
         self.disks, self.machines, self.settings = disks, machines, settings
         self.shards = settings.shards
         self.observer = Observer()
-        self.callers: Callable[[PlaneLife], CallController] = lambda _: no_controller
+        self.controller_caller: Callable[[PlaneLife], CallController] = lambda _: no_controller
         """Returns the function that a life calls TaskControllers with."""
         self.images: set[str] = set()
         self.profile_keys: dict[str, list[str]] = {}
         """Profile → the keys that owners may change."""
         self.overgrant = Overgrant.REFUSE
-        self.clock_off_s = 0.0
+        self.clock_offset_s = 0.0
         self.life: PlaneLife | None = None
         self.lives = 0
         self.writer: ProcessLife | None = None
         """The process that made the write that is being checked."""
-        self.started: list[Callable[[PlaneLife], None]] = []
+        self.on_serving: list[Callable[[PlaneLife], None]] = []
         """Called with each life once it serves."""
         self._seed = seed
         self._down_until = 0.0
@@ -200,7 +200,7 @@ class Plane:
             if self.timeline.now < self._down_until:
                 self.timeline.run_until(min(self._down_until, until))
             else:
-                self._live()
+                self._run_life()
 
     def finish(self) -> None:
         """Stop the process regularly, and end the run."""
@@ -221,11 +221,11 @@ class Plane:
             self.history.note("control plane restarts")
             self.life.ended.set()
 
-    def wall(self) -> float:
+    def wall_time(self) -> float:
         """Return the time of the clock of the control plane's host."""
-        return EPOCH_S + self.timeline.now + self.clock_off_s
+        return EPOCH_S + self.timeline.now + self.clock_offset_s
 
-    def _live(self) -> None:
+    def _run_life(self) -> None:
         self.lives += 1
         life = self.life = PlaneLife(self.lives, self.timeline, self.history, self.observer)
         self.history.note(f"control plane starts, life {life.number}")
@@ -237,7 +237,7 @@ class Plane:
             if life.alive:
                 life.kill("at one of its steps")
         except Exception as e:
-            why = "; ".join(causes(e))
+            why = "; ".join(error_texts(e))
             self.history.note(f"control plane ended: {why}")
             if life.control_plane is not None or not isinstance(e, TwineError):
                 self.observer.plane_failed(why)
@@ -245,7 +245,7 @@ class Plane:
             life.sever()
             life.loop.free()
         for disk in self.disks.values():
-            at_once(disk.engine.__aexit__(None, None, None))
+            run_immediately(disk.engine.__aexit__(None, None, None))
         if not self._over:
             pause = RESTART_S if why or not life.ended.is_set() else 0.1
             self._down_until = max(self._down_until, self.timeline.now + pause)
@@ -258,7 +258,7 @@ class Plane:
                 stores[name] = await stack.enter_async_context(StoreFacade(disk, life))
             main = stores.pop("main")
             seed = zlib.crc32(f"{self._seed} {life.number}".encode())
-            runtime = SteppedRuntime(self.wall, seed)
+            runtime = SteppedRuntime(self.wall_time, seed)
             control_plane = self._control_plane(
                 life, main, runtime, "always the same", broker_stores=stores
             )
@@ -266,7 +266,7 @@ class Plane:
                 life.control_plane = control_plane
                 self.history.note("control plane serves")
                 self.observer.plane_changed("serves")
-                for call in self.started:
+                for call in self.on_serving:
                     call(life)
                 await self._until_end(life, control_plane)
 
@@ -298,10 +298,10 @@ class Plane:
             self.settings,
             self._find_image,
             broker_stores=broker_stores,
-            call_controller=self.callers(life),
+            call_controller=self.controller_caller(life),
             boot_id=boot_id,
             portal=PortalSettings(profile_keys=self.profile_keys, overgrant=self.overgrant),
-            solve=solved,
+            solve=solve_in_steps,
             ownership=ownership,
             processes=processes,
         )
@@ -315,7 +315,7 @@ class Plane:
         return ImageInfo(digest=digest, format=ImageFormat.TAR, stream_bytes=1, created_at=0.0)
 
 
-async def solved(model: RegionModel, effort: Effort) -> SolverAnswer:
+async def solve_in_steps(model: RegionModel, effort: Effort) -> SolverAnswer:
     """Return a plan after `SOLVER_STEPS` steps: no virtual time passes, so time cannot end it."""
     from control_plane.rebalancer.core.solving import solve
 
@@ -323,8 +323,8 @@ async def solved(model: RegionModel, effort: Effort) -> SolverAnswer:
     return solve(model, counted, clock=lambda: 0.0)
 
 
-def causes(error: BaseException) -> list[str]:
+def error_texts(error: BaseException) -> list[str]:
     """Return the errors as text, without the groups around them."""
     if isinstance(error, BaseExceptionGroup):
-        return [cause for inner in error.exceptions for cause in causes(inner)]
+        return [cause for inner in error.exceptions for cause in error_texts(inner)]
     return [f"{type(error).__name__}: {error}"]

@@ -19,12 +19,12 @@ from control_plane.shards.processes import CORE, OwnRole, RoleLeaders
 from control_plane.store.etcd import EtcdStore
 from vm_lab.region.core_front_end import CoreFrontEnd, shard_front_end_of
 from vm_lab.region.etcd import LEADERS, SimulatedEtcd
-from vm_lab.region.etcd_line import EtcdLine
+from vm_lab.region.etcd_connection import EtcdConnection
 from vm_lab.region.history import History
 from vm_lab.region.loop import Killed, Stuck, Timeline
 from vm_lab.region.machine import EPOCH_S, SimulatedMachine
 from vm_lab.region.network import SimulatedNetwork
-from vm_lab.region.plane import RESTART_S, Plane, causes
+from vm_lab.region.plane import RESTART_S, Plane, error_texts
 from vm_lab.region.process_life import ProcessHost, ProcessLife
 from vm_lab.region.scenario import RoleCounts
 from wire.errors import TwineError
@@ -57,11 +57,14 @@ class RegionProcesses(Plane):
         """Start without processes."""
         super().__init__(timeline, history, network, {"main": etcd}, machines, settings, seed)
         self.seed, self.etcd = seed, etcd
-        self.hosts = [ProcessHost(f"core-{_letter(n)}", CORE, None) for n in range(counts.core)]
+        letters = [chr(ord("a") + n) for n in range(max(counts.core, counts.replicas))]
+        self.hosts = [
+            ProcessHost(f"core-{letter}", CORE, None) for letter in letters[: counts.core]
+        ]
         for shard in range(1, counts.shards + 1):
             self.hosts += [
-                ProcessHost(f"shard-{shard}-{_letter(n)}", f"shard-{shard}", shard)
-                for n in range(counts.replicas)
+                ProcessHost(f"shard-{shard}-{letter}", f"shard-{shard}", shard)
+                for letter in letters[: counts.replicas]
             ]
         self.shards = counts.shards + 1
         self.by_number: dict[int, ProcessLife] = {}
@@ -92,17 +95,17 @@ class RegionProcesses(Plane):
 
     def owners(self, entitlement: str) -> list[str]:
         """Return the leading processes that own an entitlement, each by its own state."""
-        found = []
+        owners = []
         for role in self.role_names():
             life = self.leader(role)
             if life is None or not life.alive or life.plane is None:
                 continue
             shards = life.plane.shards.all
             if any(shard.allocator.region.owns(entitlement) for shard in shards):
-                found.append(life.name)
-        return found
+                owners.append(life.name)
+        return owners
 
-    def find(self, url: str) -> ProcessLife | None:
+    def find_serving(self, url: str) -> ProcessLife | None:
         """Return the process that serves at a URL now."""
         for host in self.hosts:
             if host.life is not None and host.life.alive and _url(host) == url:
@@ -118,14 +121,14 @@ class RegionProcesses(Plane):
         for number, host in enumerate(self.hosts):
             self.timeline.after(number * BEGIN_S, self._start, host)
         while not self._over:
-            self._let_run()
+            self._run_processes()
             if not self._over:
-                self._let_time_pass()
+                self._run_events()
         for host in self.hosts:
             if host.life is not None:
                 self._free(host.life)
 
-    def _let_run(self) -> None:
+    def _run_processes(self) -> None:
         """Run the callbacks of all processes that are due now."""
         busy = True
         while busy and not self._over:
@@ -134,47 +137,47 @@ class RegionProcesses(Plane):
                 life = host.life
                 if life is not None and life.loop.next_at() <= self.timeline.now + 1e-9:
                     busy = True
-                    self._turn(host, life)
+                    self._run_due_callbacks(host, life)
 
-    def _let_time_pass(self) -> None:
+    def _run_events(self) -> None:
         """Run other events until a callback of a process is due."""
-        line = self.timeline
+        timeline = self.timeline
         loops = [host.life.loop for host in self.hosts if host.life is not None]
-        due = min((loop.next_at() for loop in loops), default=float("inf"))
-        while not any(loop.is_called for loop in loops):
-            ahead = line.next_at()
-            if ahead == due == float("inf"):
-                raise Stuck(f"every process waits for another at {line.now:.3f} s")
-            if ahead > due:
-                line.now = max(line.now, due)
+        next_callback = min((loop.next_at() for loop in loops), default=float("inf"))
+        while not any(loop.is_ready for loop in loops):
+            next_event = timeline.next_at()
+            if next_event == next_callback == float("inf"):
+                raise Stuck(f"every process waits for another at {timeline.now:.3f} s")
+            if next_event > next_callback:
+                timeline.now = max(timeline.now, next_callback)
                 return
-            line.step()
+            timeline.step()
             if self._over or len(loops) != sum(host.life is not None for host in self.hosts):
                 return
 
-    def _turn(self, host: ProcessHost, life: ProcessLife) -> None:
+    def _run_due_callbacks(self, host: ProcessHost, life: ProcessLife) -> None:
         try:
             life.loop.run_while_due()
         except Killed:
             if life.alive:
                 life.kill("at one of its steps")
-            self._ended(host, life, "")
+            self._restart_later(host, life, "")
             return
         if life.main is not None and life.main.done():
             error = None if life.main.cancelled() else life.main.exception()
-            why = "; ".join(causes(error)) if error is not None else ""
-            self._judge_end(life, error, why)
-            self._ended(host, life, why)
+            why = "; ".join(error_texts(error)) if error is not None else ""
+            self._report_failure(life, error, why)
+            self._restart_later(host, life, why)
 
-    def _judge_end(self, life: ProcessLife, error: BaseException | None, why: str) -> None:
+    def _report_failure(self, life: ProcessLife, error: BaseException | None, why: str) -> None:
         """Report a process that ended with an error while it led; one that did not lead may end."""
         if error is None:
             return
         self.history.note(f"{life.name} ended: {why}")
-        if life.led_to_the_end or not isinstance(error, TwineError):
+        if life.led_at_end or not isinstance(error, TwineError):
             self.observer.plane_failed(f"{life.name}: {why}")
 
-    def _ended(self, host: ProcessHost, life: ProcessLife, why: str) -> None:
+    def _restart_later(self, host: ProcessHost, life: ProcessLife, why: str) -> None:
         self._free(life)
         host.life = None
         pause = RESTART_S if why or not life.ended.is_set() else 0.1
@@ -196,7 +199,7 @@ class RegionProcesses(Plane):
         life = ProcessLife(self.lives, host, self, self.observer)
         self.by_number[life.number] = host.life = life
         self.history.note(f"{life.name} starts, life {life.number}")
-        life.main = life.loop.create_task(self._lives(life))
+        life.main = life.loop.create_task(self._run_process(life))
 
     # -- faults
 
@@ -215,13 +218,13 @@ class RegionProcesses(Plane):
         life.host.down_until = max(life.host.down_until, self.timeline.now + down_s)
         life.kill(why)
 
-    def ways_changed(self, host: ProcessHost) -> None:
+    def paths_changed(self, host: ProcessHost) -> None:
         """Handle a change of a host's network."""
-        for way in (host.way, host.to_etcd):
-            way.refresh(self.timeline.now)
+        for path in (host.path, host.etcd_path):
+            path.refresh(self.timeline.now)
         self.observer.plane_changed("network")
         if host.life is not None:
-            host.life.ways_changed()
+            host.life.paths_changed()
 
     def restart(self) -> None:
         """Stop the core regularly."""
@@ -232,7 +235,7 @@ class RegionProcesses(Plane):
 
     # -- one process
 
-    async def _lives(self, life: ProcessLife) -> None:
+    async def _run_process(self, life: ProcessLife) -> None:
         host = life.host
         role = OwnRole(
             name=host.role,
@@ -242,7 +245,7 @@ class RegionProcesses(Plane):
             life=f"{life.number:016x}",
         )
         runtime = SteppedRuntime(
-            lambda: EPOCH_S + self.timeline.now + life.host.clock_off_s,
+            lambda: EPOCH_S + self.timeline.now + life.host.clock_offset_s,
             zlib.crc32(f"{self.seed} {life.number}".encode()),
         )
         runtime.date()  # detects steps of the clock from here on, as in `process.before`
@@ -253,21 +256,21 @@ class RegionProcesses(Plane):
             processes = RoleLeaders(life.store, role)
             boot_id = f"boot of {host.name}"
             plane = self._control_plane(life, life.store, runtime, boot_id, processes=processes)
-            face = CoreFrontEnd(plane, life, self.find) if role.is_core else None
+            front_end = CoreFrontEnd(plane, life, self.find_serving) if role.is_core else None
             await stack.enter_async_context(plane)
             life.plane = plane
             self.history.note(f"{life.name} serves")
-            if face is not None:
-                life.control_plane = cast("ControlPlane", face)
+            if front_end is not None:
+                life.control_plane = cast("ControlPlane", front_end)
                 if life.leads:  # a process that was paused until now may have a successor
-                    self._serves(life)
+                    self._connect_clients(life)
             else:
                 life.front_end = shard_front_end_of(plane, life)
                 self.observer.plane_changed("shard serves")
             try:
                 await until(life.ended, plane.wait_failed())
             finally:
-                life.led_to_the_end = life.leads and not life.store_failure()
+                life.led_at_end = life.leads and not life.store_failure()
 
     def _store(self, life: ProcessLife, role: OwnRole) -> EtcdStore:
         """Return the store of a process, not open yet."""
@@ -275,15 +278,15 @@ class RegionProcesses(Plane):
             EtcdSettings(endpoints=["http://etcd.sim:2379"], prefix=PREFIX, ttl_s=TTL_S),
             role=role.lock,
             announce=role.announced,
-            client=lambda _: cast("EtcdClient", EtcdLine(self.etcd, life)),
+            client=lambda _: cast("EtcdClient", EtcdConnection(self.etcd, life)),
             clock=lambda: self.timeline.now,
         )
 
-    def _serves(self, life: ProcessLife) -> None:
+    def _connect_clients(self, life: ProcessLife) -> None:
         """Make clients call a core."""
         self.life = life
         self.observer.plane_changed("serves")
-        for call in self.started:
+        for call in self.on_serving:
             call(life)
 
 
@@ -294,7 +297,3 @@ def role_of(shard: int) -> str:
 
 def _url(host: ProcessHost) -> str:
     return f"https://{host.name}"
-
-
-def _letter(number: int) -> str:
-    return chr(ord("a") + number)

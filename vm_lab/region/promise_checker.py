@@ -1,13 +1,13 @@
 """The checker of promises in a simulated region: free machines must suffice for all quotas.
 
-It reads grants and machines from etcd's log, and has its own arithmetic. Its three rules:
+It reads entitlements and machines from etcd's log, and has its own arithmetic. Its three rules:
 
 - no process takes a machine for an entitlement that is pinned to another region;
 - the sum of all quotas never exceeds the machines of the region;
 - no process takes a free machine that another entitlement needs to fill its quota.
 
-The last rule has a closed form: an entitlement may have the machines of one data center, of one
-region, or any.
+The last rule has a closed form, because an entitlement may have the machines of one data center, of
+one region, or any machines.
 """
 
 from __future__ import annotations
@@ -64,23 +64,26 @@ class PromiseChecker:
         self._region_of: dict[str, str] = {}
         """Data center → region."""
 
-    def applied(self, operations: Sequence[Operation]) -> None:
+    def check_commit(self, operations: Sequence[Operation]) -> None:
         """Record one transaction, and compare the states before and after it."""
-        lacked, taken, granted = self._lacking(), list[str](), list[str]()
+        missing_before, taken, granted = self._missing(), list[str](), list[str]()
         for operation in operations:
             kind, _, name = operation.key.partition("/")
             if f"{kind}/" == MACHINES:
                 self._machine_stored(name, operation, taken)
             elif f"{kind}/" == ENTITLEMENTS:
                 self._entitlement_stored(name, operation, granted)
-        lacks = self._lacking()
-        if taken and lacks > lacked:
+        missing = self._missing()
+        if taken and missing > missing_before:
             left = ", ".join(f"{n} in {dc}" for dc, n in sorted(self._free().items())) or "nothing"
             self._violate(
-                "promises", f"{'; '.join(taken)}: {lacks} promised ones lack, {left} left"
+                "promises",
+                f"{'; '.join(taken)}: {missing} promised machines are missing, {left} left",
             )
-        if granted and (short := self._short_of_all()):
-            self._violate("promises", f"{'; '.join(granted)}: {short} machines beyond the region")
+        if granted and (shortage := self._missing_in_all()):
+            self._violate(
+                "promises", f"{'; '.join(granted)}: {shortage} machines beyond the region"
+            )
 
     def _machine_stored(self, name: str, operation: Operation, taken: list[str]) -> None:
         if isinstance(operation, Delete):
@@ -108,18 +111,18 @@ class PromiseChecker:
     def _free(self) -> Counter[str]:
         return self._by_place(m for m in self._machines.values() if m.entitlement == _FREE)
 
-    def _lacking(self) -> int:
+    def _missing(self) -> int:
         """Return how many machines the quotas allow that free machines cannot provide."""
         held = Counter(m.entitlement for m in self._machines.values())
         left = {name: max(0, q.machines - held[name]) for name, q in self._quotas.items()}
-        return self._short(left, self._free())
+        return self._shortage(left, self._free())
 
-    def _short_of_all(self) -> int:
+    def _missing_in_all(self) -> int:
         """Return by how many machines the sum of all quotas exceeds the region."""
         asked = {name: quota.machines for name, quota in self._quotas.items()}
-        return self._short(asked, self._by_place(self._machines.values()))
+        return self._shortage(asked, self._by_place(self._machines.values()))
 
-    def _short(self, asked: dict[str, int], supply: Counter[str]) -> int:
+    def _shortage(self, asked: dict[str, int], supply: Counter[str]) -> int:
         bound, pinned, anywhere = Counter[str](), Counter[str](), 0
         for name, count in asked.items():
             quota = self._quotas[name]
@@ -133,8 +136,8 @@ class PromiseChecker:
         for datacenter, count in (supply - bound).items():
             in_region[self._region_of[datacenter]] += count
         unbound = in_region - pinned
-        lacks = (bound - supply).total() + (pinned - in_region).total()
-        return lacks + max(0, anywhere - unbound.total())
+        missing = (bound - supply).total() + (pinned - in_region).total()
+        return missing + max(0, anywhere - unbound.total())
 
     @staticmethod
     def _by_place(machines: Iterable[_PlacedMachine]) -> Counter[str]:

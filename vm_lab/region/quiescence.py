@@ -1,6 +1,6 @@
 """Checks of a region at rest: no write is lost, no task is left over, all jobs run as granted.
 
-They compare the control plane's answers with the tasks that run on machines.
+The checks compare the control plane's answers with the tasks that run on machines.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from control_plane.api.updates import OnFailure
 from control_plane.profiles.core.gradual import is_under_way
 from control_plane.roles import ControlPlane
 from vm_lab.region.checker import is_profile_of
-from vm_lab.region.intent_checker import at_rest
-from vm_lab.region.machine import SimulatedMachine
-from vm_lab.region.owners import expected
+from vm_lab.region.intent_checker import differences_at_rest
+from vm_lab.region.machine import Copy, SimulatedMachine
+from vm_lab.region.owners import expected_spec
 from vm_lab.region.topology import usable_bytes
 from wire.errors import NotFound, TwineError
 
 if TYPE_CHECKING:
+    from vm_lab.region.clients import OwnedJob
     from vm_lab.region.seed import SimulatedRegion
 
 
@@ -30,56 +31,66 @@ async def lost_writes(region: SimulatedRegion, control_plane: ControlPlane) -> l
     """Return acknowledged writes that the control plane does not have."""
     lost = []
     for name, owned in region.clients.jobs.items():
-        if owned.granted is None or owned.asked is None or not region.clients.has_settled(name):
+        if (
+            owned.granted is None
+            or owned.requested is None
+            or not region.clients.is_acknowledged(name)
+        ):
             continue
-        if name in region.foreign:
+        if name in region.externally_written:
             continue
-        record = await _record(control_plane, name)
-        found = record.spec if record is not None else None
-        wanted = expected(owned, record) if record is not None else owned.granted
-        if found != wanted and region.clients.has_settled(name):
-            held = "nothing" if found is None else f"{found.tasks} tasks of {found.image[7:11]}"
+        record = await _find_record(control_plane, name)
+        recorded = record.spec if record is not None else None
+        wanted = expected_spec(owned, record) if record is not None else owned.granted
+        if recorded != wanted and region.clients.is_acknowledged(name):
+            held = "nothing"
+            if recorded is not None:
+                held = f"{recorded.tasks} tasks of {recorded.image[7:11]}"
             lost.append(
                 f"job {name}: {owned.granted.tasks} tasks of {owned.granted.image[7:11]} were"
                 f" granted at {owned.granted_at:.1f} s, and there is {held}"
             )
-    kept = {
+    stored = {
         e.record.name: e.record.spec
         for e in (await control_plane.capacity.list_entitlements()).entitlements
     }
     lost += [
         f"entitlement {name} is not as it was granted"
         for name, spec in region.clients.entitlements.items()
-        if (there := kept.get(name)) is None
-        or replace(there, host_profile=spec.host_profile) != spec
-        or not is_profile_of(there.host_profile, spec.host_profile)
+        if (stored_spec := stored.get(name)) is None
+        or replace(stored_spec, host_profile=spec.host_profile) != spec
+        or not is_profile_of(stored_spec.host_profile, spec.host_profile)
     ]
     return lost
 
 
 async def unsettled(region: SimulatedRegion, control_plane: ControlPlane) -> list[str]:
     """Return all reasons why the region is not at rest."""
-    if not region.clients.idle():
+    if not region.clients.is_idle():
         return ["a client still waits for an answer"]
-    found = []
+    reasons = []
     liveness = await control_plane.ready()
     if not liveness.ok or liveness.detail:
-        found.append(f"ready says {liveness.detail}")
+        reasons.append(f"ready says {liveness.detail}")
     try:
-        records, bound = await _jobs(region, control_plane, found)
-        held = {machine for task, machine in records.items() if task.rpartition("-")[0] in bound}
-        found += _profiles(region, control_plane, held)
-        await _machines(region, control_plane, found)
+        records, blocked = await _check_jobs(region, control_plane, reasons)
+        blocked_machines = {
+            machine for task, machine in records.items() if task.rpartition("-")[0] in blocked
+        }
+        reasons += _unfinished_rollouts(region, control_plane, blocked_machines)
+        await _check_machines(region, control_plane, reasons)
     except TwineError as e:
-        return [*found, f"the control plane cannot be asked: {e}"]
-    _copies(region, records, bound, found)
-    return found
+        return [*reasons, f"the control plane cannot be asked: {e}"]
+    _check_copies(region, records, blocked, reasons)
+    return reasons
 
 
-def _profiles(region: SimulatedRegion, control_plane: ControlPlane, held: set[str]) -> list[str]:
+def _unfinished_rollouts(
+    region: SimulatedRegion, control_plane: ControlPlane, blocked_machines: set[str]
+) -> list[str]:
     """Return the profile rollouts that are under way.
 
-    A rollout may wait forever for machines in `held`: their tasks must stay, because the versions
+    A rollout may wait forever for `blocked_machines`: their tasks must stay, because the versions
     of their jobs never become healthy and have no automatic rollback.
     """
     rollouts = [control_plane.profiles.show(name).rollout for name in region.clients.entitlements]
@@ -88,51 +99,55 @@ def _profiles(region: SimulatedRegion, control_plane: ControlPlane, held: set[st
         for rollout in rollouts
         if rollout is not None
         and is_under_way(rollout)
-        and not (rollout.trial and held.issuperset(rollout.trial))
+        and not (rollout.trial and blocked_machines.issuperset(rollout.trial))
     ]
 
 
-async def _jobs(
-    region: SimulatedRegion, control_plane: ControlPlane, found: list[str]
+async def _check_jobs(
+    region: SimulatedRegion, control_plane: ControlPlane, reasons: list[str]
 ) -> tuple[dict[str, str], set[str]]:
     """Check all jobs; return task → machine by their records, and jobs that cannot update."""
-    placed, bound = dict[str, str](), set[str]()
+    placed, blocked = dict[str, str](), set[str]()
     for name, owned in region.clients.jobs.items():
         spec = owned.granted
-        if owned.asked is None or spec is None:
-            if await _record(control_plane, name) is not None:
-                found.append(f"job {name} was stopped and is still there")
+        if owned.requested is None or spec is None:
+            if await _find_record(control_plane, name) is not None:
+                reasons.append(f"job {name} was stopped and is still there")
             continue
         status = await control_plane.get_job(name)
-        expected(owned, status.record)
+        expected_spec(owned, status.record)
         for task in status.record.tasks:
             if task.placement is not None:
                 placed[task_id(name, task.index)] = task.placement.machine
-        if status.record.spec.image in region.setting.bad_images:
+        if status.record.spec.image in region.machine_context.bad_images:
             if not may_stay_unhealthy(status.record):
-                found.append(f"job {name} runs a version that never gets healthy")
-            bound.add(name)
+                reasons.append(f"job {name} runs a version that never gets healthy")
+            blocked.add(name)
             continue
         listed = {e.task: e.machine for e in (await control_plane.endpoints(name)).endpoints}
         if _runs_as_far_as_room_allows(region, status, len(listed)):
-            if is_bound(status):
-                bound.add(name)
+            if is_update_blocked(status):
+                blocked.add(name)
             continue
         if _is_held_up_in_transfer(region, status, len(listed)):
-            bound.add(name)
+            blocked.add(name)
             continue
         if status.phase is not JobPhase.STABLE:
-            found.append(f"job {name} is {status.phase}: {status.detail}")
-        found += at_rest(owned, status, _images(region, name), region.timeline.now)
+            reasons.append(f"job {name} is {status.phase}: {status.detail}")
+        reasons += differences_at_rest(
+            owned, status, _running_images(region, name), region.timeline.now
+        )
         if len(listed) != spec.tasks:  # which indexes stay is the scheduler's choice
-            found.append(f"job {name} lists {len(listed)} of {spec.tasks} tasks")
-    return placed, bound
+            reasons.append(f"job {name} lists {len(listed)} of {spec.tasks} tasks")
+    return placed, blocked
 
 
-def _images(region: SimulatedRegion, job: str) -> Counter[str]:
+def _running_images(region: SimulatedRegion, job: str) -> Counter[str]:
     """Return how many copies of a job run each image."""
     copies = (c for machine in region.machines.values() for c in machine.copies.values())
-    return Counter(c.runs for c in copies if c.alive and c.task_id.rpartition("-")[0] == job)
+    return Counter(
+        c.running_image for c in copies if c.alive and c.task_id.rpartition("-")[0] == job
+    )
 
 
 def _runs_as_far_as_room_allows(region: SimulatedRegion, status: JobStatus, listed: int) -> bool:
@@ -142,7 +157,7 @@ def _runs_as_far_as_room_allows(region: SimulatedRegion, status: JobStatus, list
     return (
         placed < len(tasks) == status.wanted
         and placed == listed == status.healthy
-        and (placed == status.updated or is_bound(status))
+        and (placed == status.updated or is_update_blocked(status))
         and is_full(region, status.record.spec)
     )
 
@@ -180,7 +195,7 @@ def may_stay_unhealthy(record: JobRecord) -> bool:
     )
 
 
-def is_bound(status: JobStatus) -> bool:
+def is_update_blocked(status: JobStatus) -> bool:
     """Return whether the tasks that wait for room use up the job's availability budget.
 
     A release has to wait then: the owner requested more tasks than there is room for, and allows
@@ -198,9 +213,9 @@ def is_full(region: SimulatedRegion, spec: JobSpec) -> bool:
     which is not promised. The tasks that run on the machines decide.
     """
     quota = region.clients.entitlements[spec.entitlement].machines
-    standings = region.checker.standings
+    checked = region.checker.machines
     own = [
-        m for name, m in region.machines.items() if standings[name].entitlement == spec.entitlement
+        m for name, m in region.machines.items() if checked[name].entitlement == spec.entitlement
     ]
     return quota is not None and len(own) >= quota and not any(_has_room(m, spec) for m in own)
 
@@ -212,45 +227,55 @@ def _has_room(machine: SimulatedMachine, spec: JobSpec) -> bool:
     return memory <= usable_bytes(machine.memory_bytes) and cores <= machine.cpus * 1000
 
 
-async def _machines(region: SimulatedRegion, control_plane: ControlPlane, found: list[str]) -> None:
+async def _check_machines(
+    region: SimulatedRegion, control_plane: ControlPlane, reasons: list[str]
+) -> None:
     for view in (await control_plane.list_machines()).machines:
         record = view.record
         if record.state is not MachineState.UP:
-            found.append(f"machine {record.machine} is {record.state} and answers")
+            reasons.append(f"machine {record.machine} is {record.state} and answers")
         elif not view.ready:
-            found.append(f"machine {record.machine} is not ready")
+            reasons.append(f"machine {record.machine} is not ready")
         if record.hold is not None:
-            found.append(f"machine {record.machine} is held for {record.hold.transaction}")
+            reasons.append(f"machine {record.machine} is held for {record.hold.transaction}")
         copies = region.machines[record.machine].copies
         if copies and not record.entitlement:
-            found.append(f"machine {record.machine} is free and has {', '.join(sorted(copies))}")
+            reasons.append(f"machine {record.machine} is free and has {', '.join(sorted(copies))}")
 
 
-def _copies(
-    region: SimulatedRegion, placed: dict[str, str], bound: set[str], found: list[str]
+def _check_copies(
+    region: SimulatedRegion, placed: dict[str, str], blocked: set[str], reasons: list[str]
 ) -> None:
-    """Compare the running tasks with the records; jobs of `bound` cannot update."""
+    """Compare the running tasks with the records; jobs of `blocked` cannot update."""
     running: dict[str, list[str]] = {}
     for machine in region.machines.values():
         for task, copy in machine.copies.items():
             running.setdefault(task, []).append(machine.name)
             job = copy.spec.job or task.rpartition("-")[0]
-            owned = region.clients.jobs[job]
-            is_old = owned.granted is not None and copy.runs != owned.runs and not owned.intents
-            if copy.alive and is_old and job not in bound:
-                found.append(f"{task} on {machine.name} runs an older image")
+            owned = region.clients.jobs.get(job)  # None: a job of best-effort work
+            if owned is not None and job not in blocked and _runs_older_image(copy, owned):
+                reasons.append(f"{task} on {machine.name} runs an older image")
             if not copy.alive:
-                found.append(f"{task} on {machine.name} is {copy.state}")
+                reasons.append(f"{task} on {machine.name} is {copy.state}")
     for task in sorted(running.keys() | placed.keys()):
         where = sorted(running.get(task, []))
         if where != [placed[task]] if task in placed else where:
-            found.append(
+            reasons.append(
                 f"{task} is recorded on {placed.get(task, 'no machine')} and there on"
                 f" {', '.join(where) or 'none'}"
             )
 
 
-async def _record(control_plane: ControlPlane, name: str) -> JobRecord | None:
+def _runs_older_image(copy: Copy, owned: OwnedJob) -> bool:
+    return (
+        copy.alive
+        and owned.granted is not None
+        and not owned.intents
+        and copy.running_image != owned.expected_image
+    )
+
+
+async def _find_record(control_plane: ControlPlane, name: str) -> JobRecord | None:
     try:
         return (await control_plane.get_job(name)).record
     except NotFound:

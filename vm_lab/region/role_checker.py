@@ -19,13 +19,13 @@ from vm_lab.region.etcd import DATA, LEADERS
 from vm_lab.region.machine import SimulatedMachine
 from vm_lab.region.processes import RegionProcesses, role_of
 from vm_lab.region.promise_checker import PromiseChecker
-from vm_lab.region.stores import shown
+from vm_lab.region.stores import history_text
 
 if TYPE_CHECKING:
     from vm_lab.region.seed import SimulatedRegion
 
 
-class _Owned(msgspec.Struct):
+class _Ownership(msgspec.Struct):
     """The fields read of the owner of an entitlement."""
 
     entitlement: str
@@ -46,11 +46,11 @@ class RoleChecker:
         self._obeyed: dict[tuple[str, str], int] = {}
         """Machine and entitlement → the latest tenure whose command was obeyed."""
         region.figures |= {"take-overs": 0, "moves": 0}
-        plane.etcd.applied = self.applied
-        region.setting.obeyed = self.obeyed
+        plane.etcd.on_commit = self.check_commit
+        region.machine_context.on_command = self.check_command
         region.more_unsettled = self.unsettled
 
-    def applied(self, sender: int, events: Sequence[pb.Event]) -> None:
+    def check_commit(self, sender: int, events: Sequence[pb.Event]) -> None:
         """Record a transaction that etcd has carried out; `sender` 0: a lease expired."""
         operations = list[Operation]()
         for event in events:
@@ -62,10 +62,10 @@ class RoleChecker:
                 name = key.partition(DATA)[2].decode()
                 operations.append(Delete(name) if gone else Put(name, event.kv.value))
         if operations:
-            self._written(sender, operations)
+            self._check_writes(sender, operations)
         self._count_tenures()
 
-    def _written(self, sender: int, operations: Sequence[Operation]) -> None:
+    def _check_writes(self, sender: int, operations: Sequence[Operation]) -> None:
         life = self._plane.by_number[sender]
         if self._plane.leader(life.host.role) is not life:
             self._region.checker.violate(
@@ -73,17 +73,19 @@ class RoleChecker:
                 f"{life.name} wrote {operations[0].key} after it had ceased to lead",
                 life.name,
             )
-        shown_writes = (o.key if o.key.startswith(PROCESSES) else shown(o) for o in operations)
+        shown_writes = (
+            o.key if o.key.startswith(PROCESSES) else history_text(o) for o in operations
+        )
         self._region.history.note(f"etcd {self._plane.etcd.revision} {' '.join(shown_writes)}")
         for operation in operations:
             if isinstance(operation, Put) and operation.key.startswith(OWNERSHIPS):
-                owned = msgspec.json.decode(operation.value, type=_Owned)
+                owned = msgspec.json.decode(operation.value, type=_Ownership)
                 before = self._shards.get(owned.entitlement, 0)
                 self._shards[owned.entitlement] = owned.shard
                 self._check_scopes()
                 self._region.figures["moves"] += before != owned.shard
         self._plane.writer = life
-        self._promises.applied(operations)
+        self._promises.check_commit(operations)
         self._region.checker.stored("main", operations)
 
     def _check_scopes(self) -> None:
@@ -104,9 +106,9 @@ class RoleChecker:
             if owner is not None and tenures[-1:] != [owner.number]:
                 tenures.append(owner.number)
 
-    def obeyed(self, machine: SimulatedMachine, sender: int) -> None:
+    def check_command(self, machine: SimulatedMachine, sender: int) -> None:
         """Check that the sender's tenure is not older than the one obeyed before."""
-        entitlement = self._region.checker.standings[machine.name].entitlement
+        entitlement = self._region.checker.machines[machine.name].entitlement
         if not entitlement:
             return
         tenures = self._tenures.get(entitlement, [])
@@ -125,14 +127,14 @@ class RoleChecker:
 
     def unsettled(self) -> list[str]:
         """Return the roles without a serving leader, and the entitlements without an owner."""
-        plane, found = self._plane, list[str]()
+        plane, reasons = self._plane, list[str]()
         self._check_scopes()
         for role in plane.role_names():
             life = plane.leader(role)
             if life is None or not life.alive or life.plane is None:
-                found.append(f"{role} has no leader that serves")
+                reasons.append(f"{role} has no leader that serves")
         for name in sorted(self._region.clients.entitlements):
-            self._region.checker.has_one_owner(name)
+            self._region.checker.check_one_owner(name)
             if not plane.owners(name):
-                found.append(f"{name} is owned by no process")
-        return found
+                reasons.append(f"{name} is owned by no process")
+        return reasons

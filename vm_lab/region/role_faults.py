@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from vm_lab.region.processes import RegionProcesses
     from vm_lab.region.seed import SimulatedRegion
 
-Strike = Callable[["SimulatedRegion", Fault, int], None]
+Injector = Callable[["SimulatedRegion", Fault, int], None]
 DOWN_S = 10.0
 """Seconds until a process that was killed at a write is started again."""
 
 
-def _struck(plane: RegionProcesses, fault: Fault) -> ProcessLife | None:
+def _target_process(plane: RegionProcesses, fault: Fault) -> ProcessLife | None:
     """Return the process that a fault names, if there is one now."""
     where, _, role = fault.target.partition(":")
     leader = plane.leader(role)
@@ -34,14 +34,16 @@ def _struck(plane: RegionProcesses, fault: Fault) -> ProcessLife | None:
     return next(waiting, None)
 
 
-def _on_life(strike: Callable[[RegionProcesses, ProcessLife, Fault], None]) -> Strike:
-    def strikes(region: SimulatedRegion, fault: Fault, _: int) -> None:
-        plane = region.roles
-        if plane is not None and (life := _struck(plane, fault)) is not None:
-            region.history.note(f"… strikes {life.name}")
-            strike(plane, life, fault)
+def _on_process(change: Callable[[RegionProcesses, ProcessLife, Fault], None]) -> Injector:
+    """Return an injector that changes the process that a fault names."""
 
-    return strikes
+    def begin_fault(region: SimulatedRegion, fault: Fault, _: int) -> None:
+        plane = region.roles
+        if plane is not None and (life := _target_process(plane, fault)) is not None:
+            region.history.note(f"… strikes {life.name}")
+            change(plane, life, fault)
+
+    return begin_fault
 
 
 def _pause(_: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
@@ -57,46 +59,46 @@ def _kill_at_step(_: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
 
 
 def _clock(_: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
-    life.host.clock_off_s += fault.value
+    life.host.clock_offset_s += fault.value
 
 
 def _at_write(plane: RegionProcesses, life: ProcessLife, fault: Fault) -> None:
     """Kill or pause a process at one of its next writes: `role-pause-at-write`, `…-after-write`."""
     is_pause, is_after = "pause" in fault.kind, "after" in fault.kind
 
-    def strike(struck: ProcessLife) -> None:
+    def change(writer: ProcessLife) -> None:
         if is_pause:
-            struck.freeze(fault.seconds)
+            writer.freeze(fault.seconds)
         else:
-            plane.kill_life(struck, DOWN_S, "at one of its writes")
+            plane.kill_life(writer, DOWN_S, "at one of its writes")
 
-    life.points.append(WritePoint(max(1, int(fault.value)), is_after, strike))
+    life.write_points.append(WritePoint(max(1, int(fault.value)), is_after, change))
 
 
-def _cut(condition: Condition, *, etcd: bool = False) -> Strike:
-    """Return the strike that imposes a condition on the network of a process's host."""
+def _cut(condition: Condition, *, etcd: bool = False) -> Injector:
+    """Return an injector that imposes a condition on the network of a process's host."""
 
-    def strikes(region: SimulatedRegion, fault: Fault, number: int) -> None:
+    def begin_fault(region: SimulatedRegion, fault: Fault, number: int) -> None:
         plane = region.roles
-        if plane is None or (life := _struck(plane, fault)) is None:
+        if plane is None or (life := _target_process(plane, fault)) is None:
             return
         host = life.host
         region.history.note(f"… strikes {host.name}")
-        _ways_of(host, etcd=etcd).conditions[number] = condition
-        plane.ways_changed(host)
-        region.timeline.after(fault.seconds, over, plane, host, number)
+        _path_of(host, etcd=etcd).conditions[number] = condition
+        plane.paths_changed(host)
+        region.timeline.after(fault.seconds, end_fault, plane, host, number)
 
-    def over(plane: RegionProcesses, host: ProcessHost, number: int) -> None:
-        del _ways_of(host, etcd=etcd).conditions[number]
-        plane.ways_changed(host)
+    def end_fault(plane: RegionProcesses, host: ProcessHost, number: int) -> None:
+        del _path_of(host, etcd=etcd).conditions[number]
+        plane.paths_changed(host)
 
-    return strikes
+    return begin_fault
 
 
 def _late(region: SimulatedRegion, fault: Fault, number: int) -> None:
     plane = region.roles
-    if plane is not None and (life := _struck(plane, fault)) is not None:
-        late = life.host.late
+    if plane is not None and (life := _target_process(plane, fault)) is not None:
+        late = life.host.etcd_delays
         late[number] = fault.value
         region.timeline.after(fault.seconds, late.pop, number)
 
@@ -108,24 +110,24 @@ def _crash_in_move(region: SimulatedRegion, fault: Fault, number: int) -> None:
         names = region.roles.role_names()  # the core, the old owner, the new one, or another
         kind = "role-kill-after-write" if number % 2 else "role-kill-at-write"
         target = f"role:{names[number // 2 % len(names)]}"
-        _STRIKE_AT_WRITE(region, Fault(fault.at, kind, target, 0.0, fault.value), number)
+        _INJECT_AT_WRITE(region, Fault(fault.at, kind, target, 0.0, fault.value), number)
 
 
-def _ways_of(host: ProcessHost, *, etcd: bool) -> Path:
-    return host.to_etcd if etcd else host.way
+def _path_of(host: ProcessHost, *, etcd: bool) -> Path:
+    return host.etcd_path if etcd else host.path
 
 
-_STRIKE_AT_WRITE = _on_life(_at_write)
+_INJECT_AT_WRITE = _on_process(_at_write)
 _BOTH = Condition(cut_in=True, cut_out=True)
-STRIKES: dict[str, Strike] = {
-    "role-pause": _on_life(_pause),
-    "role-kill": _on_life(_kill),
-    "role-kill-at-step": _on_life(_kill_at_step),
-    "role-kill-at-write": _STRIKE_AT_WRITE,
-    "role-kill-after-write": _STRIKE_AT_WRITE,
-    "role-pause-at-write": _STRIKE_AT_WRITE,
-    "role-pause-after-write": _STRIKE_AT_WRITE,
-    "role-clock": _on_life(_clock),
+INJECTORS: dict[str, Injector] = {
+    "role-pause": _on_process(_pause),
+    "role-kill": _on_process(_kill),
+    "role-kill-at-step": _on_process(_kill_at_step),
+    "role-kill-at-write": _INJECT_AT_WRITE,
+    "role-kill-after-write": _INJECT_AT_WRITE,
+    "role-pause-at-write": _INJECT_AT_WRITE,
+    "role-pause-after-write": _INJECT_AT_WRITE,
+    "role-clock": _on_process(_clock),
     "role-cut": _cut(_BOTH),
     "role-cut-in": _cut(Condition(cut_in=True)),
     "role-cut-out": _cut(Condition(cut_out=True)),

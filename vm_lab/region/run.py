@@ -51,4 +51,7 @@ def seeds_of(text: str) -> range:
     first, dots, last = text.partition("..")
     if not first.isdigit() or (dots and not last.isdigit()):
         raise ValueError(f"{text!r} names no seeds: for instance 7 or 1..300")
-    return range(int(first), int(last if dots else first) + 1)
+    seeds = range(int(first), int(last if dots else first) + 1)
+    if not seeds:
+        raise ValueError(f"{text!r} names no seeds: {last} is less than {first}")
+    return seeds

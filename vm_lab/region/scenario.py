@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -15,12 +15,18 @@ from agent.api import Name
 from control_plane.api.settings import SchedulerSettings
 from vm_lab.region.kinds import KINDS, ON_ROLES
 from wire.errors import ConfigError, FieldError, NotFound
+from wire.toml_limits import parse_toml
 from wire.violations import violations
 
 Count = Annotated[int, Meta(ge=1, le=100_000)]
 Positive = Annotated[float, Meta(gt=0)]
 Rate = Annotated[float, Meta(ge=0, le=10_000)]
 """How often something happens in the whole region, in an hour."""
+
+Seconds = Annotated[float, Meta(ge=0)]
+
+Where = Literal["machine", "rack", "msb", "datacenter", "region", "job", "store"]
+"""Kinds of targets."""
 
 Controller = Literal["shards", "quorum", "stateless", "never"]
 """Kinds of ready controllers (vm_lab/region/applications.py)."""
@@ -53,10 +59,10 @@ class ScenarioWork(_ScenarioTable, frozen=True, kw_only=True):
     spare: Annotated[float, Meta(ge=1)] = 1.6
     """Quota of an entitlement, as a multiple of the machines that its jobs need."""
     jobs: Count = 6
-    tasks: tuple[int, int] = (2, 8)
+    tasks: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]] = (2, 8)
     """Fewest and most tasks of a job."""
-    memory_mib: tuple[int, int] = (256, 1024)
-    cpu_cores: tuple[float, float] = (0.5, 1.5)
+    memory_mib: tuple[Count, Count] = (256, 1024)
+    cpu_cores: tuple[Positive, Positive] = (0.5, 1.5)
     stop_jobs: Annotated[float, Meta(ge=0, le=1)] = 0.25
     """Share of the jobs that a cut-off machine must stop."""
     controlled: Annotated[float, Meta(ge=0, le=1)] = 0.0
@@ -106,12 +112,12 @@ class FaultRate(_ScenarioTable, frozen=True, kw_only=True):
 
     kind: Name
     per_hour: Rate
-    seconds: tuple[float, float] = (5.0, 60.0)
+    seconds: tuple[Seconds, Seconds] = (5.0, 60.0)
     """Shortest and longest duration."""
     value: tuple[float, float] = (0.0, 0.0)
     """Smallest and largest severity; the kind gives its meaning and unit (`kinds.py`)."""
-    where: tuple[str, ...] = ("machine",)
-    """Kinds of targets, drawn evenly: machine, rack, msb, datacenter, region, job, store."""
+    where: Annotated[tuple[Where, ...], Meta(min_length=1, max_length=100)] = ("machine",)
+    """Kinds of targets, drawn evenly; a job stands for the machine of its first task."""
 
 
 class Scenario(_ScenarioTable, frozen=True, kw_only=True):
@@ -167,27 +173,43 @@ def load(name: str) -> Scenario:
 def parse(text: str, name: str) -> Scenario:
     """Return the scenario of a TOML text, or raise `ConfigError` with all errors."""
     try:
-        document: dict[str, Any] = tomllib.loads(text)
-    except ValueError as e:
+        document = parse_toml(text)
+    except (ValueError, RecursionError) as e:
         raise ConfigError(f"scenario {name!r} is no TOML: {e}") from e
-    found = violations(document, Scenario)
-    if not found:
+    errors = violations(document, Scenario)
+    if not errors:
         scenario = msgspec.convert(document, Scenario)
-        for number, rate in enumerate(scenario.faults):
-            if rate.kind not in KINDS:
-                reason = f"{rate.kind!r} is none of {', '.join(sorted(KINDS))}"
-                found.append(FieldError(field=f"faults[{number}].kind", reason=reason))
-            elif rate.kind in ON_ROLES and scenario.roles is None:
-                reason = f"{rate.kind} needs [roles]: the control plane is one process here"
-                found.append(FieldError(field=f"faults[{number}].kind", reason=reason))
-        if scenario.roles is not None and scenario.shape.own_stores:
-            reason = "processes of a control plane share one store: leave it 0 with [roles]"
-            found.append(FieldError(field="shape.own_stores", reason=reason))
-        found += [
-            replace(error, field=f"settings.{error.field}")
-            for error in violations(scenario.settings, SchedulerSettings)
-        ]
-        if not found:
+        errors = list(_contradictions(scenario))
+        if not errors:
             return replace(scenario, name=name)
-    listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
-    raise ConfigError(f"scenario {name!r} is not valid: {listed}", errors=tuple(found))
+    listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
+    raise ConfigError(f"scenario {name!r} is not valid: {listed}", errors=tuple(errors))
+
+
+def _contradictions(scenario: Scenario) -> Iterator[FieldError]:
+    """Yield the errors of fields that the types do not find."""
+    yield from _reversed_bounds("work", scenario.work)
+    for number, rate in enumerate(scenario.faults):
+        field = f"faults[{number}]"
+        yield from _reversed_bounds(field, rate)
+        if rate.kind not in KINDS:
+            reason = f"{rate.kind!r} is none of {', '.join(sorted(KINDS))}"
+            yield FieldError(field=f"{field}.kind", reason=reason)
+        elif rate.kind in ON_ROLES and scenario.roles is None:
+            reason = f"{rate.kind} needs [roles]: the control plane is one process here"
+            yield FieldError(field=f"{field}.kind", reason=reason)
+        elif "store" in rate.where and not rate.kind.startswith("store-"):
+            yield FieldError(field=f"{field}.where", reason=f"{rate.kind} is no fault of a store")
+    if scenario.roles is not None and scenario.shape.own_stores:
+        reason = "processes of a control plane share one store: leave it 0 with [roles]"
+        yield FieldError(field="shape.own_stores", reason=reason)
+    for error in violations(scenario.settings, SchedulerSettings):
+        yield replace(error, field=f"settings.{error.field}")
+
+
+def _reversed_bounds(field: str, table: _ScenarioTable) -> Iterator[FieldError]:
+    for name in table.__struct_fields__:
+        match getattr(table, name):
+            case (int() | float() as least, int() | float() as most) if least > most:
+                reason = f"the first bound, {least:g}, is more than the second, {most:g}"
+                yield FieldError(field=f"{field}.{name}", reason=reason)

@@ -22,18 +22,19 @@ from vm_lab.region import owners, quiescence, topology
 from vm_lab.region.applications import Applications
 from vm_lab.region.checker import Checker, Violation
 from vm_lab.region.clients import Clients
-from vm_lab.region.composed import of_seed
-from vm_lab.region.faults import strike
+from vm_lab.region.composed import scenario_of_seed
+from vm_lab.region.faults import inject
 from vm_lab.region.history import History
 from vm_lab.region.intent_checker import IntentChecker
 from vm_lab.region.kinds import KINDS
 from vm_lab.region.loop import Stuck, Timeline
-from vm_lab.region.machine import MachineSetting, SimulatedMachine
+from vm_lab.region.machine import MachineContext, SimulatedMachine
 from vm_lab.region.network import SimulatedNetwork
 from vm_lab.region.plane import Plane, PlaneLife
+from vm_lab.region.rest import RestWatch
 from vm_lab.region.scenario import Scenario
 from vm_lab.region.stores import SimulatedDisk
-from vm_lab.region.story import Fault, draw
+from vm_lab.region.story import Fault, check_targets, draw
 from vm_lab.region.topology import MachinePlace
 
 if TYPE_CHECKING:
@@ -41,15 +42,12 @@ if TYPE_CHECKING:
 
 SET_UP_S = 600.0
 """Most seconds until all jobs of a region without faults run."""
-ROLES_S = 5.0
+ELECTIONS_S = 5.0
 """Seconds until all shards have a leader, which entitlements can be assigned to."""
-APART_S = 4.0
+JOB_INTERVAL_S = 4.0
 """Seconds between jobs with [roles]: each entitlement goes to the least loaded shard then."""
-LOOK_EVERY_S = 5.0
-Passed = Callable[[float], None]
+OnProgress = Callable[[float], None]
 """Called regularly with the virtual time, in seconds."""
-STAY_S = 45.0
-"""Seconds that a region must stay at rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class SeedOutcome:
     story_at: float = 0.0
     """When the story began."""
     settle_s: float = 0.0
-    """Seconds from the end of the last fault until the region was at rest."""
+    """Seconds from the end of the last fault until the region was at rest, or the run ended."""
 
     @property
     def ok(self) -> bool:
@@ -94,14 +92,16 @@ class SeedOutcome:
 class SimulatedRegion:
     """All parts of one run."""
 
-    def __init__(self, scenario: Scenario, seed: int, passed: Passed = lambda _: None) -> None:
+    def __init__(
+        self, scenario: Scenario, seed: int, on_progress: OnProgress = lambda _: None
+    ) -> None:
         """Build the region; `run` starts it."""
-        self._passed = passed
-        self.scenario, self.number = scenario, seed
+        self._on_progress = on_progress
+        self.scenario, self.seed = scenario, seed
         name = f"{scenario.name} {seed}"
         self.timeline = Timeline()
         self.history = History(self.timeline)
-        self.setting = MachineSetting(self.timeline, self.history)
+        self.machine_context = MachineContext(self.timeline, self.history)
         self.network = SimulatedNetwork(self.timeline)
         self.places = topology.places(scenario.shape)
         self.machines = {place.machine: self._machine(place, name) for place in self.places}
@@ -113,31 +113,30 @@ class SimulatedRegion:
         self.intent_checker = IntentChecker(self)
         self.checker = Checker(self)
         self.applications = Applications(self.checker, scenario.work.replicas)
-        self.acting: dict[tuple[str, str], int] = {}
-        """(Machine, kind) → how many faults of the kind act on it."""
-        self.store_faults: dict[str, int] = {}
-        self.releases: dict[int, int] = {}
+        self.active_faults: dict[tuple[str, str], int] = {}
+        """(Machine, kind) → how many faults of the kind are active on it."""
+        self.newest_store_fault: dict[str, int] = {}
+        """Store → number of the fault that began last."""
+        self.release_counts: dict[int, int] = {}
+        """Number of a job → how many images its owner released."""
         self.samples: list[Sample] = []
         self.policies: dict[str, Autoscale] = {}
         """Job → the policy in its job file, for jobs whose size follows their load (`load.py`)."""
-        self.foreign: frozenset[str] = frozenset()
+        self.externally_written: frozenset[str] = frozenset()
         """Jobs whose image and size are written by other clients than their owners."""
         self.figures: dict[str, int] = {}
         """Further figures of the outcome."""
         self.more_unsettled: Callable[[], list[str]] = list
         """Returns further reasons why the region is not at rest."""
-        self.rested_at = 0.0
+        self.rest = RestWatch(self)
         self.faults_end = 0.0
-        self._reasons: list[str] = []
-        self._rested_since: float | None = None
-        self._begun = False
         self.story_at = 0.0
         self._connect()
 
     def _machine(self, place: MachinePlace, seed: str) -> SimulatedMachine:
         """Return a machine of the region, connected to its network."""
         machine = SimulatedMachine(
-            self.setting,
+            self.machine_context,
             place.machine,
             place.location(),
             seed,
@@ -151,10 +150,10 @@ class SimulatedRegion:
         """Connect the control plane with its callers, and all parts with the checkers."""
         if self.scenario.work.overgranted:
             self.plane.overgrant = Overgrant.ALLOW
-        self.plane.callers = self.applications.caller
-        self.clients.observer = self.plane.observer = self.setting.observer = self.checker
-        self.clients.late = self.checker.late
-        self.plane.started = [self.clients.serve, self._look_for_losses]
+        self.plane.controller_caller = self.applications.caller
+        self.clients.observer = self.plane.observer = self.machine_context.observer = self.checker
+        self.clients.report_late = self.checker.check_late_answer
+        self.plane.on_serving = [self.clients.serve, self._start_loss_check]
         if self.roles is not None:
             from vm_lab.region.role_checker import RoleChecker
 
@@ -197,16 +196,16 @@ class SimulatedRegion:
     def _settings(self) -> SchedulerSettings:
         return msgspec.convert(self.scenario.settings, SchedulerSettings)
 
-    def stores_sound(self, for_s: float) -> bool:
+    def stores_faultless(self, for_s: float) -> bool:
         """Return whether no store has had a fault for `for_s` seconds."""
-        return all(disk.sound(self.timeline.now, for_s) for disk in self.disks.values())
+        return all(disk.is_faultless(self.timeline.now, for_s) for disk in self.disks.values())
 
     # -- the course of events
 
     def run(self, story: Sequence[Fault]) -> None:
         """Set up the region, run the story, end its faults, and wait until it is at rest."""
         self._set_up()
-        self.timeline.at(1.0, self._look, lambda: self._begin(story), SET_UP_S)
+        self.timeline.at(1.0, self.rest.wait_ready, lambda: self._begin(story), SET_UP_S)
         self.timeline.at(0.0, self._sample)
         limit = SET_UP_S + (self.scenario.minutes + self.scenario.settle_minutes) * 60 + 600.0
         try:
@@ -215,39 +214,39 @@ class SimulatedRegion:
             self.checker.violate("life", str(e))
 
     def _set_up(self) -> None:
-        specs = topology.jobs(self.scenario, self.number)
-        specs = owners.paced(self.scenario, self.number, specs)
-        specs = topology.controlled(self.scenario, self.number, specs, self.applications.own)
+        specs = topology.jobs(self.scenario, self.seed)
+        specs = owners.with_update_policies(self.scenario, self.seed, specs)
+        specs = topology.with_controllers(self.scenario, self.seed, specs, self.applications.add)
         specs = [replace(spec, autoscale=self.policies.get(spec.name)) for spec in specs]
         for spec in specs:
             self.plane.images.add(spec.image)
-            self.setting.known_images.add(spec.image)
+            self.machine_context.known_images.add(spec.image)
         for machine in self.machines.values():
             self.clients.join(machine.join_request())
-        granted = topology.entitlements(self.scenario, specs, self.number)
-        self.setting.reboot_profiles = frozenset(
+        granted = topology.entitlements(self.scenario, specs, self.seed)
+        self.machine_context.reboot_profiles = frozenset(
             e.host_profile for e in granted.values() if e.host_profile.startswith("boot")
         )
         self.plane.profile_keys = {e.host_profile: owners.PROFILE_KEYS for e in granted.values()}
-        begin = 0.5 if self.roles is None else ROLES_S
+        begin = 0.5 if self.roles is None else ELECTIONS_S
         self.timeline.at(begin, self._create_jobs, granted, specs)
 
     def _create_jobs(self, granted: dict[str, EntitlementSpec], specs: list[JobSpec]) -> None:
         for name, entitlement in granted.items():
             self.clients.put_entitlement(name, entitlement)
-        apart_s = 0.0 if self.roles is None else APART_S
+        interval_s = 0.0 if self.roles is None else JOB_INTERVAL_S
         for number, spec in enumerate(specs):
-            self.timeline.after(0.4 + number * apart_s, self.clients.apply_job, spec)
+            self.timeline.after(0.4 + number * interval_s, self.clients.apply_job, spec)
 
     def _begin(self, story: Sequence[Fault]) -> None:
         """Schedule the events of the story; all jobs run now."""
         start = self.timeline.now
         self.history.note("the story begins")
-        self._begun, self.story_at = True, start
+        self.story_at = start
         idle_s = 0.0 if self.scenario.faults else self.scenario.minutes * 60
         self.faults_end = start + max((f.at + f.seconds for f in story), default=idle_s)
         for number, fault in enumerate(story):
-            self.timeline.at(start + fault.at, strike, self, fault, number)
+            self.timeline.at(start + fault.at, inject, self, fault, number)
         self.timeline.at(self.faults_end, self._end_faults)
 
     def _end_faults(self) -> None:
@@ -256,58 +255,16 @@ class SimulatedRegion:
         for machine in self.machines.values():
             machine.power_on()
             machine.reach_changed()
-        self._rested_since = None
-        self.timeline.after(1.0, self._look, self.plane.finish, self.scenario.settle_minutes * 60)
+        within_s = self.scenario.settle_minutes * 60
+        self.timeline.after(1.0, self.rest.wait_rested, self.plane.finish, within_s)
 
-    # -- rest
+    # -- lost writes
 
-    def _look(self, then: object, within_s: float) -> None:
-        deadline = self.timeline.now + within_s
-        self._rested_since = None
-        self._look_again(then, deadline)
-
-    def _look_again(self, then: object, deadline: float) -> None:
-        life = self.plane.life
-        serving = self.plane.serving
-        if life is None or serving is None:
-            self._reasons = ["the control plane does not serve"]
-            self._rested_since = None
-        else:
-            life.loop.create_task(self._ask(life))
-        self.timeline.after(LOOK_EVERY_S, self._judge, then, deadline)
-
-    async def _ask(self, life: PlaneLife) -> None:
-        serving = life.control_plane
-        if serving is None:
-            return
-        reasons = [*await quiescence.unsettled(self, serving), *self.more_unsettled()]
-        if not life.alive:
-            return
-        self._reasons = reasons
-        if reasons:
-            self._rested_since = None
-        elif self._rested_since is None:
-            self._rested_since = self.timeline.now
-
-    def _judge(self, then: object, deadline: float) -> None:
-        assert callable(then)
-        stay = STAY_S if self._begun else 0.0
-        if self._rested_since is not None and self.timeline.now - self._rested_since >= stay:
-            self.rested_at = self._rested_since
-            then()
-        elif self.timeline.now >= deadline and (self._reasons or self._rested_since is None):
-            why = "; ".join(self._reasons[:6]) or "no machine can be asked"
-            begun = "the region does not come to rest" if self._begun else "it was never ready"
-            self.checker.violate("rest", f"{begun}: {why}", "rest")
-            self.plane.finish()
-        else:
-            self._look_again(then, deadline)
-
-    def _look_for_losses(self, life: PlaneLife) -> None:
+    def _start_loss_check(self, life: PlaneLife) -> None:
         if life.number > 1:
-            life.loop.create_task(self._losses(life))
+            life.loop.create_task(self._check_losses(life))
 
-    async def _losses(self, life: PlaneLife) -> None:
+    async def _check_losses(self, life: PlaneLife) -> None:
         serving = life.control_plane
         if serving is not None:
             for text in await quiescence.lost_writes(self, serving):
@@ -316,11 +273,13 @@ class SimulatedRegion:
     # -- figures
 
     def _sample(self) -> None:
-        wanted = sum(o.granted.tasks for o in self.clients.jobs.values() if o.granted and o.asked)
+        wanted = sum(
+            o.granted.tasks for o in self.clients.jobs.values() if o.granted and o.requested
+        )
         copies = sum(len(where) for where in self.checker.copies.values())
         listed = sum(len(tasks) for tasks in self.checker.budgets.endpoints.values())
         self.samples.append(Sample(self.timeline.now, wanted, copies, listed))
-        self._passed(self.timeline.now)
+        self._on_progress(self.timeline.now)
         self.timeline.after(5.0, self._sample)
 
 
@@ -328,18 +287,18 @@ def run_seed(
     scenario: Scenario,
     seed: int,
     story: Sequence[Fault] | None = None,
-    passed: Passed = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
 ) -> SeedOutcome:
     """Run one seed and return its outcome; `story` replaces the story that the seed draws.
 
     The control plane's log is disabled meanwhile: it would report the intended faults. The history
     has the relevant events.
     """
-    scenario = of_seed(scenario, seed)
-    events = list(draw(scenario, seed) if story is None else story)
-    with _quiet():
+    scenario = scenario_of_seed(scenario, seed)
+    events = draw(scenario, seed) if story is None else check_targets(story, scenario)
+    with _without_logs():
         began = time.process_time()
-        region = SimulatedRegion(scenario, seed, passed)
+        region = SimulatedRegion(scenario, seed, on_progress)
         if scenario.work.delivered:
             from vm_lab.region.delivery import DeliveredJobs
 
@@ -365,20 +324,20 @@ def run_seed(
         samples=region.samples,
         refused=region.clients.refused,
         story_at=region.story_at,
-        settle_s=max(0.0, region.rested_at - region.faults_end),
+        settle_s=max(0.0, (region.rest.rested_at or region.timeline.now) - region.faults_end),
     )
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _without_logs() -> Iterator[None]:
     """Disable logs, and collect garbage less often: the objects of a run stay until its end."""
-    thresholds, silenced = gc.get_threshold(), logging.root.manager.disable
+    thresholds, disabled = gc.get_threshold(), logging.root.manager.disable
     gc.set_threshold(200_000, 20, 50)
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        logging.disable(silenced)
+        logging.disable(disabled)
         gc.set_threshold(*thresholds)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from vm_lab.region.scenario import Scenario
 from vm_lab.region.seed import SeedOutcome, run_seed
-from vm_lab.region.story import Fault, shifted
+from vm_lab.region.story import Fault, changed_event
 
 Breaks = Callable[[Sequence[Fault]], bool]
 
@@ -34,15 +34,15 @@ def shrink(scenario: Scenario, seed: int, outcome: SeedOutcome, runs: int = 150)
             return True
         return False
 
-    last = max((v.at for v in outcome.violations if v.rule == rule), default=0.0)
+    last = max(v.at for v in outcome.violations if v.rule == rule) - outcome.story_at
     story = [fault for fault in outcome.story if fault.at <= last]
     if len(story) == len(outcome.story) or not breaks(story):
         story = list(outcome.story)
-    milder(fewer(story, breaks), breaks)
+    shorten_events(drop_events(story, breaks), breaks)
     return best
 
 
-def fewer(story: list[Fault], breaks: Breaks) -> list[Fault]:
+def drop_events(story: list[Fault], breaks: Breaks) -> list[Fault]:
     """Return a part of the story that still breaks the rule, and needs each of its events."""
     parts = 2
     while len(story) >= 2:
@@ -59,19 +59,19 @@ def fewer(story: list[Fault], breaks: Breaks) -> list[Fault]:
     return story if not story or not breaks([]) else []
 
 
-def milder(story: list[Fault], breaks: Breaks) -> list[Fault]:
+def shorten_events(story: list[Fault], breaks: Breaks) -> list[Fault]:
     """Return the story with shorter and earlier events that still breaks the rule."""
     for number, fault in enumerate(story):
         for share in (0.125, 0.25, 0.5):
             seconds = round(fault.seconds * share, 1)
             if seconds <= 0:
                 continue
-            tried = [*story[:number], shifted(fault, seconds=seconds), *story[number + 1 :]]
+            tried = [*story[:number], changed_event(fault, seconds=seconds), *story[number + 1 :]]
             if breaks(tried):
                 story = tried
                 break
     if story and story[0].at > 10.0:
-        moved = [shifted(fault, at=round(fault.at - story[0].at + 1.0, 1)) for fault in story]
+        moved = [changed_event(fault, at=round(fault.at - story[0].at + 1.0, 1)) for fault in story]
         if breaks(moved):
             story = moved
     return story

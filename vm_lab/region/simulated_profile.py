@@ -36,20 +36,23 @@ class SimulatedProfile:
         # a setting that was changed by hand is corrected without a boot
         proposed = spec.name.rpartition("-")[0] if spec.text else spec.name
         needs_boot = (
-            proposed in self._machine.setting.reboot_profiles and spec.name != self._booted_for
+            proposed in self._machine.context.reboot_profiles and spec.name != self._booted_for
         )
-        timeline = self._machine.setting.timeline
+        timeline = self._machine.context.timeline
         timeline.after(
             self._machine.draw(self._machine.pace.switch),
             self._switched,
             self._switches,
-            self._machine.powers,
+            self._machine.power_changes,
             needs_boot,
         )
 
-    def _switched(self, switches: int, powers: int, needs_boot: bool) -> None:
+    def _switched(self, switches: int, power_changes: int, needs_boot: bool) -> None:
         spec = self.wanted
-        if spec is None or (switches, powers) != (self._switches, self._machine.powers):
+        if spec is None or (switches, power_changes) != (
+            self._switches,
+            self._machine.power_changes,
+        ):
             return
         if FAILS in spec.text:
             self._become(ProfileState.DEGRADED)
@@ -59,16 +62,18 @@ class SimulatedProfile:
             return
         self._become(ProfileState.PENDING_REBOOT)
         if spec.allow_reboot and not any(copy.alive for copy in self._machine.copies.values()):
-            self._machine.setting.timeline.after(1.0, self._reboot_for_profile, switches, powers)
+            self._machine.context.timeline.after(
+                1.0, self._reboot_for_profile, switches, power_changes
+            )
 
-    def _reboot_for_profile(self, switches: int, powers: int) -> None:
-        if (switches, powers) == (self._switches, self._machine.powers):
+    def _reboot_for_profile(self, switches: int, power_changes: int) -> None:
+        if (switches, power_changes) == (self._switches, self._machine.power_changes):
             self._machine.reboot()
 
     def drift(self) -> None:
         """Change a setting of the host by hand."""
         if self.status.state is ProfileState.VERIFIED:
-            self.drifted_at = self._machine.setting.timeline.now
+            self.drifted_at = self._machine.context.timeline.now
             self._become(ProfileState.DRIFTED)
 
     def _become(self, state: ProfileState) -> None:
@@ -81,6 +86,6 @@ class SimulatedProfile:
             state=state,
             boot_id=self._machine.boot_id(),
         )
-        self._machine.setting.history.note(f"{self._machine.name} profile {spec.name} {state}")
+        self._machine.context.history.note(f"{self._machine.name} profile {spec.name} {state}")
         if self._machine.agent_up:
             self._machine.add_event("profile", spec.name)

@@ -31,7 +31,7 @@ LATE_S = 8.0
 
 
 @dataclass(slots=True)
-class Trouble:
+class StoreFault:
     """The current faults of a store."""
 
     slow_s: float = 0.0
@@ -60,16 +60,16 @@ class SimulatedDisk:
         self.name = name
         self.engine = MemoryStore()
         self.random = random.Random(f"{seed} store {name}")
-        self.trouble = Trouble()
-        self.troubled_at = float("-inf")
+        self.fault = StoreFault()
+        self.fault_ended_at = float("-inf")
         """When its last fault ended."""
         self.crash: CrashPoint | None = None
         self.free_at = 0.0
         self.transactions = self.largest_value = self.largest_transaction = 0
 
-    def sound(self, now: float, for_s: float) -> bool:
+    def is_faultless(self, now: float, for_s: float) -> bool:
         """Return whether it has had no fault for `for_s` seconds."""
-        return self.trouble == Trouble() and now - self.troubled_at >= for_s
+        return self.fault == StoreFault() and now - self.fault_ended_at >= for_s
 
 
 class StoreFacade:
@@ -117,16 +117,16 @@ class StoreFacade:
         if not life.alive:
             raise asyncio.CancelledError
         done: asyncio.Future[int] = life.loop.create_future()
-        disk.free_at = max(disk.free_at, life.loop.time() + self._takes())
+        disk.free_at = max(disk.free_at, life.loop.time() + self._draw_duration())
         life.timeline.at(disk.free_at, self._commit, compare, operations, done)
         return await done
 
     def failure(self) -> str:
-        """Return an empty text: a modelled disk can always recover."""
+        """Return why the store failed for good: always empty, a modelled disk can recover."""
         return self._disk.engine.failure()
 
     async def wait_failed(self) -> None:
-        """Return never."""
+        """Wait forever: a modelled disk can always recover."""
         await self._disk.engine.wait_failed()
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[KeyChange]:
@@ -137,11 +137,11 @@ class StoreFacade:
         """Forget the history up to a revision."""
         await self._disk.engine.compact(revision)
 
-    def _takes(self) -> float:
+    def _draw_duration(self) -> float:
         disk = self._disk
         takes = disk.random.uniform(*WRITE_S)
-        if disk.trouble.slow_s:
-            takes += disk.random.uniform(0.0, disk.trouble.slow_s)
+        if disk.fault.slow_s:
+            takes += disk.random.uniform(0.0, disk.fault.slow_s)
         return takes
 
     def _commit(
@@ -153,27 +153,29 @@ class StoreFacade:
         life, disk = self._life, self._disk
         if not life.alive:
             return
-        crash = self._crashes()
+        crash = self._due_crash()
         if crash is not None and not crash.after:
             life.kill(f"before a transaction of store {disk.name}")
             return
         outcome: int | TwineError
-        trouble = disk.trouble
-        if trouble.failing or trouble.full:
-            outcome = _cannot(
-                disk.name, "database or disk is full" if trouble.full else "I/O error"
+        fault = disk.fault
+        if fault.failing or fault.full:
+            outcome = _unusable(
+                disk.name, "database or disk is full" if fault.full else "I/O error"
             )
-        elif trouble.unknown and disk.random.random() < trouble.unknown:
-            self._maybe(compare, operations)
+        elif fault.unknown and disk.random.random() < fault.unknown:
+            self._apply_without_answer(compare, operations)
             outcome = UnknownOutcome(f"store {disk.name} did not report the outcome of the write")
         else:
             outcome = self._apply(compare, operations)
         if crash is not None:
             life.kill(f"after a transaction of store {disk.name}")
         else:
-            life.settle(done, outcome)
+            life.complete(done, outcome)
 
-    def _maybe(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> None:
+    def _apply_without_answer(
+        self, compare: Mapping[str, int], operations: Sequence[Operation]
+    ) -> None:
         """Carry out a write without an answer: now, later, or never."""
         life, disk = self._life, self._disk
         fate = disk.random.random()
@@ -192,20 +194,22 @@ class StoreFacade:
     ) -> int | TwineError:
         life, disk = self._life, self._disk
         try:
-            revision = at_once(disk.engine.txn(compare, operations))
+            revision = run_immediately(disk.engine.txn(compare, operations))
         except TwineError as e:
             return e
         if operations:
             disk.transactions += 1
             disk.largest_transaction = max(disk.largest_transaction, len(operations))
-            life.history.note(f"store {disk.name} {revision} {' '.join(map(shown, operations))}")
+            life.history.note(
+                f"store {disk.name} {revision} {' '.join(map(history_text, operations))}"
+            )
             for operation in operations:
                 if isinstance(operation, Put):
                     disk.largest_value = max(disk.largest_value, len(operation.value))
             life.observer.stored(disk.name, operations)
         return revision
 
-    def _crashes(self) -> CrashPoint | None:
+    def _due_crash(self) -> CrashPoint | None:
         crash = self._disk.crash
         if crash is None:
             return None
@@ -219,16 +223,16 @@ class StoreFacade:
         life = self._life
         if not life.alive:
             raise asyncio.CancelledError
-        if self._disk.trouble.slow_s:
-            await asyncio.sleep(self._disk.random.uniform(0.0, self._disk.trouble.slow_s))
+        if self._disk.fault.slow_s:
+            await asyncio.sleep(self._disk.random.uniform(0.0, self._disk.fault.slow_s))
         self._check_readable()
 
     def _check_readable(self) -> None:
-        if self._disk.trouble.failing:
-            raise _cannot(self._disk.name, "I/O error")
+        if self._disk.fault.failing:
+            raise _unusable(self._disk.name, "I/O error")
 
 
-def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+def run_immediately(coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine that waits for nothing."""
     try:
         coroutine.send(None)
@@ -238,14 +242,14 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("the engine in memory waited for something")
 
 
-def _cannot(name: str, why: str) -> Busy:
+def _unusable(name: str, why: str) -> Busy:
     return Busy(
         f"the store {name} cannot be used: {why}",
         hint="is the disk full? nothing was changed; the request may be sent again",
     )
 
 
-def shown(operation: Operation) -> str:
+def history_text(operation: Operation) -> str:
     """Return a write as the history shows it."""
     if isinstance(operation, Put):
         if operation.key.startswith(OUTCOMES):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vm_lab.region.kinds import INSTANT, KINDS, ON_JOBS, ON_ROLES
@@ -19,7 +20,7 @@ from vm_lab.region.topology import MachinePlace, places
 from wire.errors import InvalidInput
 
 _STANDBYS = 0.15
-"""Share of the faults of roles that strike a standby."""
+"""Share of the faults of roles that hit a standby."""
 _LINE = re.compile(
     r"(?P<at>\d+(?:\.\d+)?)s (?P<kind>[a-z-]+) (?P<target>[a-z-]+:[^\s]*)"
     r"(?: (?P<seconds>\d+(?:\.\d+)?)s)?(?: value=(?P<value>-?\d+(?:\.\d+)?))?"
@@ -74,22 +75,67 @@ def read(text: str) -> list[Fault]:
     return story
 
 
+def check_targets(story: Sequence[Fault], scenario: Scenario) -> list[Fault]:
+    """Return a story; raise `InvalidInput` if the region lacks the target of an event."""
+    for fault in story:
+        if fault.target not in (known := _targets(fault.kind, scenario)):
+            raise InvalidInput(
+                f"event {str(fault)!r} has a target that the region lacks",
+                hint=f"targets of {fault.kind}: {', '.join(known) or 'none in this scenario'}",
+            )
+    return list(story)
+
+
+def _targets(kind: str, scenario: Scenario) -> list[str]:
+    """Return the possible targets of a kind of events."""
+    machines = places(scenario.shape)
+    if kind.startswith("plane-"):
+        return ["plane:"]
+    if kind.startswith("store-"):
+        return [f"store:{name}" for name in _stores(scenario, machines)]
+    if kind in ON_ROLES:
+        names = _roles(scenario)
+        return [f"{domain}:{name}" for domain in ("role", "standby") for name in names]
+    jobs = [f"job:job{number}" for number in range(scenario.work.jobs)]
+    if kind in ON_JOBS:
+        return jobs
+    domains = ("region", "datacenter", "msb", "rack", "machine")
+    of_machines = [f"{domain}:{m.name_of(domain)}" for domain in domains for m in machines]
+    return [*dict.fromkeys(of_machines), *jobs]
+
+
+def _stores(scenario: Scenario, machines: Sequence[MachinePlace]) -> list[str]:
+    """Return the names of the stores: the main one, and those of data centers."""
+    return ["main", *sorted({m.datacenter for m in machines})[: scenario.shape.own_stores]]
+
+
+def _roles(scenario: Scenario) -> list[str]:
+    """Return the names of the roles, if the control plane runs as several processes."""
+    if scenario.roles is None:
+        return []
+    return ["core", *(f"shard-{n}" for n in range(1, scenario.roles.shards + 1))]
+
+
 def draw(scenario: Scenario, seed: int) -> list[Fault]:
     """Return the story of a seed, in the order of time, with times of a tenth of a second."""
     chance = random.Random(f"{scenario.name} {seed} story")
-    where = places(scenario.shape)
-    story = read("\n".join(scenario.story))
+    machines = places(scenario.shape)
+    story = check_targets(read("\n".join(scenario.story)), scenario)
     for rate in scenario.faults:
         expected = rate.per_hour * scenario.minutes / 60
         count = int(expected) + (chance.random() < expected % 1)
         for _ in range(count):
             at = round(chance.uniform(0, scenario.minutes * 60), 1)
-            story.append(event(rate, scenario, where, chance, at))
+            story.append(draw_event(rate, scenario, machines, chance, at))
     return sorted(story, key=lambda fault: (fault.at, str(fault)))
 
 
-def event(
-    rate: FaultRate, scenario: Scenario, where: list[MachinePlace], chance: random.Random, at: float
+def draw_event(
+    rate: FaultRate,
+    scenario: Scenario,
+    machines: list[MachinePlace],
+    chance: random.Random,
+    at: float,
 ) -> Fault:
     """Return an event of a kind at a time, with drawn target, duration and value."""
     longest = scenario.minutes * 60 - at
@@ -97,29 +143,27 @@ def event(
     value = round(chance.uniform(*rate.value), 3)
     if rate.kind in INSTANT:
         seconds = 0.0
-    return Fault(at, rate.kind, _target(rate, scenario, where, chance), seconds, value)
+    return Fault(at, rate.kind, _target(rate, scenario, machines, chance), seconds, value)
 
 
 def _target(
-    rate: FaultRate, scenario: Scenario, where: list[MachinePlace], chance: random.Random
+    rate: FaultRate, scenario: Scenario, machines: list[MachinePlace], chance: random.Random
 ) -> str:
     if rate.kind.startswith("plane-"):
         return "plane:"
     if rate.kind in ON_ROLES and scenario.roles is not None:
-        names = ["core", *(f"shard-{n}" for n in range(1, scenario.roles.shards + 1))]
         domain = "standby" if chance.random() < _STANDBYS else "role"
-        return f"{domain}:{chance.choice(names)}"
+        return f"{domain}:{chance.choice(_roles(scenario))}"
     if rate.kind.startswith("store-"):
-        own = sorted({p.datacenter for p in where})[: scenario.shape.own_stores]
-        return f"store:{chance.choice(['main', *own])}"
-    if rate.kind in ON_JOBS:
+        return f"store:{chance.choice(_stores(scenario, machines))}"
+    domain = "job" if rate.kind in ON_JOBS else chance.choice(rate.where)
+    if domain == "job":
         return f"job:job{chance.randrange(scenario.work.jobs)}"
-    domain = chance.choice(rate.where)
     if domain == "region":
         return "region:"
-    return f"{domain}:{chance.choice(where).name_of(domain)}"
+    return f"{domain}:{chance.choice(machines).name_of(domain)}"
 
 
-def shifted(fault: Fault, **changes: float) -> Fault:
+def changed_event(fault: Fault, **changes: float) -> Fault:
     """Return the event with another time, duration or value."""
     return replace(fault, **changes)  # type: ignore[arg-type]

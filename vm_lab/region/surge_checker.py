@@ -17,7 +17,7 @@ from control_plane.store.protocol import Operation, Put
 from vm_lab.region.machine import Copy
 
 if TYPE_CHECKING:
-    from vm_lab.region.clients import Owned
+    from vm_lab.region.clients import OwnedJob
 
 TASKS = "tasks/"
 REMOVAL = "remove"
@@ -63,18 +63,20 @@ class SurgeChecker:
                 if task.operation is not None and task.operation.kind == REMOVAL and not task.extra
             )
 
-    def excess(self, job: str, owned: Owned | None, copies: Mapping[str, dict[str, Copy]]) -> str:
+    def excess(
+        self, job: str, owned: OwnedJob | None, copies: Mapping[str, dict[str, Copy]]
+    ) -> str:
         """Return an error text if too many tasks of a job run, else an empty text."""
-        if owned is None or owned.asked is None or not owned.asked.update.surge:
+        if owned is None or owned.requested is None or not owned.requested.update.surge:
             return ""
         keys = [key for key in self._removed if key.startswith(f"{TASKS}{job}/")]
         removed = frozenset[str]().union(*(self._removed[key] for key in keys))
-        most = owned.most + owned.asked.update.surge
+        most = owned.largest_size + owned.requested.update.surge
         alive = [
             task
-            for task, there in copies.items()
+            for task, task_copies in copies.items()
             if task.startswith(f"{job}-")
             and task not in removed
-            and any(copy.wanted for copy in there.values())
+            and any(copy.wanted for copy in task_copies.values())
         ]
         return f"{job} has {len(alive)} tasks, at most {most} may be" if len(alive) > most else ""

@@ -12,7 +12,7 @@ from agent.api import Disconnect, DisconnectPolicy, Limits, Location
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.elastic import Elastic, Promise
 from control_plane.api.jobs import ControllerRef, JobProbe, JobSpec, UpdatePolicy
-from vm_lab.region.applications import KINDS
+from vm_lab.region.applications import CONTROLLER_KINDS
 from vm_lab.region.machine import RESERVE_BYTES
 from vm_lab.region.scenario import Scenario, Shape
 
@@ -40,7 +40,7 @@ class MachinePlace:
         )
 
     def within(self, target: str) -> bool:
-        """Return whether a fault at `rack:r1`, `region:` and so on strikes this machine."""
+        """Return whether a fault of a target such as `rack:r1` or `region:` hits this machine."""
         domain, _, name = target.partition(":")
         return self.name_of(domain) == name
 
@@ -58,12 +58,12 @@ class MachinePlace:
 def places(shape: Shape) -> list[MachinePlace]:
     """Return all machines, by name; racks, MSBs and data centers are dealt evenly."""
     width = len(str(shape.machines - 1))
-    found = []
+    machines = []
     for number in range(shape.machines):
         rack = number % shape.racks
         msb = rack % shape.msbs
         datacenter = msb % shape.datacenters
-        found.append(
+        machines.append(
             MachinePlace(
                 machine=f"m{number:0{width}}",
                 rack=f"r{rack}",
@@ -72,7 +72,7 @@ def places(shape: Shape) -> list[MachinePlace]:
                 region=region_of(shape, datacenter),
             )
         )
-    return found
+    return machines
 
 
 def region_of(shape: Shape, number: int) -> str:
@@ -88,14 +88,14 @@ def image(job: int, version: int) -> str:
 def jobs(scenario: Scenario, seed: int) -> list[JobSpec]:
     """Return the jobs at the start."""
     chance = random.Random(f"{scenario.name} {seed} jobs")
-    work, found = scenario.work, []
+    work, specs = scenario.work, []
     for number in range(work.jobs):
         tasks = chance.randint(*work.tasks)
         memory = chance.randint(*work.memory_mib) * MIB
         cores = round(chance.uniform(*work.cpu_cores), 2)
         stop = chance.random() < work.stop_jobs
-        found.append(
-            _cut_off(
+        specs.append(
+            _with_disconnect_policy(
                 JobSpec(
                     name=f"job{number}",
                     entitlement=f"ent{number % work.entitlements}",
@@ -114,32 +114,32 @@ def jobs(scenario: Scenario, seed: int) -> list[JobSpec]:
                 stop=stop,
             )
         )
-    return found
+    return specs
 
 
-def controlled(
+def with_controllers(
     scenario: Scenario,
     seed: int,
     specs: list[JobSpec],
-    own: Callable[[str, str], ControllerRef],
+    add_controller: Callable[[str, str], ControllerRef],
 ) -> list[JobSpec]:
     """Return the jobs, some with a controller and a larger availability budget."""
     chance = random.Random(f"{scenario.name} {seed} controllers")
-    kinds = scenario.work.controllers or KINDS
-    found = []
+    kinds = scenario.work.controllers or CONTROLLER_KINDS
+    changed = []
     for number, spec in enumerate(specs):
         if chance.random() < scenario.work.controlled:
             most = max(1, int(spec.tasks * scenario.work.controlled_away))
             spec = replace(
                 spec,
-                controller=own(spec.name, kinds[(seed + number) % len(kinds)]),
+                controller=add_controller(spec.name, kinds[(seed + number) % len(kinds)]),
                 update=replace(spec.update, max_unavailable=most),
             )
-        found.append(spec)
-    return found
+        changed.append(spec)
+    return changed
 
 
-def _cut_off(spec: JobSpec, *, stop: bool) -> JobSpec:
+def _with_disconnect_policy(spec: JobSpec, *, stop: bool) -> JobSpec:
     """Return the job with its `disconnect` policy."""
     if not stop:
         return spec
@@ -160,7 +160,7 @@ def entitlements(scenario: Scenario, specs: list[JobSpec], seed: int) -> dict[st
     chance = random.Random(f"{scenario.name} {seed} entitlements")
     shape, work = scenario.shape, scenario.work
     usable = usable_bytes(shape.memory_gib * GIB)
-    found = {}
+    made = {}
     for number in range(work.entitlements):
         name = f"ent{number}"
         own = [spec for spec in specs if spec.entitlement == name]
@@ -171,7 +171,7 @@ def entitlements(scenario: Scenario, specs: list[JobSpec], seed: int) -> dict[st
         boots = chance.random() < work.reboot_profiles
         borrows = number >= work.entitlements - work.borrowers
         is_pinned = work.bound <= number < work.bound + work.pinned
-        found[name] = EntitlementSpec(
+        made[name] = EntitlementSpec(
             machines=0 if borrows else min(share, needed),
             datacenter=f"dc{shape.datacenters}" if number < work.bound else None,
             region=region_of(shape, number) if is_pinned else None,
@@ -179,4 +179,4 @@ def entitlements(scenario: Scenario, specs: list[JobSpec], seed: int) -> dict[st
             host_profile=f"boot{number}" if boots else f"soft{number}",
             elastic=Elastic(borrow=min(share, needed), notice=_notice(number)) if borrows else None,
         )
-    return found
+    return made

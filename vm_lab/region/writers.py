@@ -23,7 +23,7 @@ from control_plane.api.intent_changes import (
 from control_plane.api.jobs import JobRecord
 from control_plane.roles import ControlPlane
 from vm_lab.region.clients import ClientRequest
-from vm_lab.region.intent_checker import GrantedIntents, in_force
+from vm_lab.region.intent_checker import GrantedIntents, update_expected_size
 from vm_lab.region.story import Fault
 from vm_lab.region.topology import image
 from wire.errors import Conflict
@@ -37,38 +37,38 @@ _WITHDRAWN = 0.3
 """An event with a smaller value ends the current canary or hold."""
 
 
-def _writes(
+def _request_write(
     region: SimulatedRegion,
     fault: Fault,
     dimension: str,
-    ask: Callable[[ControlPlane, JobRecord], Awaitable[object]],
+    write: Callable[[ControlPlane, JobRecord], Awaitable[object]],
     granted: Callable[[GrantedIntents], None],
 ) -> None:
     """Request a write of a dimension; it is repeated after a lost answer, not after `Conflict`."""
     name = fault.name
     owned, was_granted = region.clients.jobs[name], True
-    if owned.asked is None or owned.granted is None:
+    if owned.requested is None or owned.granted is None:
         return
     if owned.intents is None:
         owned.intents = GrantedIntents(owned.granted.tasks, owned.granted.image, frozenset())
-        owned.intents.stable = frozenset({owned.granted.image})
+        owned.intents.earlier_images = frozenset({owned.granted.image})
 
     async def attempt(cp: ControlPlane) -> None:
         nonlocal was_granted
         was_granted = True
         try:
-            await ask(cp, (await cp.get_job(name)).record)
+            await write(cp, (await cp.get_job(name)).record)
         except Conflict:
             was_granted = False
 
     def done() -> None:
         if was_granted and owned.intents is not None:
             granted(owned.intents)
-            owned.intents.owned.add(dimension)
-        in_force(owned, region.timeline.now)
+            owned.intents.written_dimensions.add(dimension)
+        update_expected_size(owned, region.timeline.now)
 
     about = f"job {name} {dimension}"
-    region.clients.want(
+    region.clients.submit(
         ClientRequest(about, f"{fault.kind} {name} {fault.value:.3f}", attempt, done)
     )
 
@@ -76,31 +76,33 @@ def _writes(
 def push(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Push a new image to the share `value` of the tasks."""
     name = fault.name
-    digest = _image(region, name, 0x1000 + number)
+    digest = _new_image(region, name, 0x1000 + number)
 
-    async def ask(cp: ControlPlane, record: JobRecord) -> None:
-        change = PushChange(image=digest, share=_part(fault), expect=_version(record, "push"))
+    async def write(cp: ControlPlane, record: JobRecord) -> None:
+        change = PushChange(
+            image=digest, share=_share(fault), expect=_intent_version(record, "push")
+        )
         await cp.intents.push(name, change, "user:conveyor")
 
-    def granted(now: GrantedIntents) -> None:
-        now.stable |= {now.image}
-        now.image, now.share = digest, _part(fault)
+    def granted(intents: GrantedIntents) -> None:
+        intents.earlier_images |= {intents.image}
+        intents.image, intents.share = digest, _share(fault)
 
-    _writes(region, fault, "push", ask, granted)
+    _request_write(region, fault, "push", write, granted)
 
 
 def stage(region: SimulatedRegion, fault: Fault, _: int) -> None:
     """Change the share of the tasks that run the pushed image."""
     name = fault.name
 
-    async def ask(cp: ControlPlane, record: JobRecord) -> None:
-        change = PushChange(share=_part(fault), expect=_version(record, "push"))
+    async def write(cp: ControlPlane, record: JobRecord) -> None:
+        change = PushChange(share=_share(fault), expect=_intent_version(record, "push"))
         await cp.intents.push(name, change, "user:conveyor")
 
-    def granted(now: GrantedIntents) -> None:
-        now.share = _part(fault)
+    def granted(intents: GrantedIntents) -> None:
+        intents.share = _share(fault)
 
-    _writes(region, fault, "push", ask, granted)
+    _request_write(region, fault, "push", write, granted)
 
 
 def size(region: SimulatedRegion, fault: Fault, _: int) -> None:
@@ -110,16 +112,16 @@ def size(region: SimulatedRegion, fault: Fault, _: int) -> None:
     tasks = round(fewest + fault.value * (most - fewest))
     owned = region.clients.jobs[name]
 
-    async def ask(cp: ControlPlane, _: JobRecord) -> None:
-        if owned.asked is not None:
-            owned.asked = replace(owned.asked, tasks=min(owned.asked.tasks, tasks))
-        owned.most = max(owned.most, tasks)
+    async def write(cp: ControlPlane, _: JobRecord) -> None:
+        if owned.requested is not None:
+            owned.requested = replace(owned.requested, tasks=min(owned.requested.tasks, tasks))
+        owned.largest_size = max(owned.largest_size, tasks)
         await cp.intents.size(name, SizeChange(tasks=tasks), "user:scaler")
 
-    def granted(now: GrantedIntents) -> None:
-        now.size = tasks
+    def granted(intents: GrantedIntents) -> None:
+        intents.size = tasks
 
-    _writes(region, fault, "size", ask, granted)
+    _request_write(region, fault, "size", write, granted)
 
 
 def stale_size(region: SimulatedRegion, fault: Fault, _: int) -> None:
@@ -127,34 +129,34 @@ def stale_size(region: SimulatedRegion, fault: Fault, _: int) -> None:
     name = fault.name
     tasks = region.scenario.work.tasks[1] + 1
 
-    async def ask(cp: ControlPlane, record: JobRecord) -> None:
-        known = _version(record, "size")
+    async def write(cp: ControlPlane, record: JobRecord) -> None:
+        known = _intent_version(record, "size")
         if known:
             change = SizeChange(tasks=tasks, expect=known - 1)
             await cp.intents.size(name, change, "user:scaler")
             region.checker.violate("last-write", f"{name}: a stale size was granted", name)
 
-    _writes(region, fault, "stale", ask, lambda _: None)
+    _request_write(region, fault, "stale", write, lambda _: None)
 
 
 def canary(region: SimulatedRegion, fault: Fault, number: int) -> None:
     """Start a canary of a few tasks, or end the current one."""
     name = fault.name
-    tasks, digest = 1 + number % 3, _image(region, name, _CANARY_IMAGES + number)
+    tasks, digest = 1 + number % 3, _new_image(region, name, _CANARY_IMAGES + number)
     ends = fault.value < _WITHDRAWN
 
-    async def ask(cp: ControlPlane, record: JobRecord) -> None:
+    async def write(cp: ControlPlane, record: JobRecord) -> None:
         if not ends:
             change = CanaryChange(tasks=tasks, image=digest, lasts_s=fault.seconds)
             await cp.intents.canary(name, change, "user:tester")
-        elif _version(record, "canary"):
+        elif _intent_version(record, "canary"):
             await cp.intents.withdraw(name, "canary", IntentChange(), "user:tester")
 
-    def granted(now: GrantedIntents) -> None:
-        now.canaries = 0 if ends else tasks
-        now.canaries_end = 0.0 if ends else region.timeline.now + fault.seconds
+    def granted(intents: GrantedIntents) -> None:
+        intents.canaries = 0 if ends else tasks
+        intents.canaries_end = 0.0 if ends else region.timeline.now + fault.seconds
 
-    _writes(region, fault, "canary", ask, granted)
+    _request_write(region, fault, "canary", write, granted)
 
 
 def hold(region: SimulatedRegion, fault: Fault, _: int) -> None:
@@ -162,17 +164,17 @@ def hold(region: SimulatedRegion, fault: Fault, _: int) -> None:
     name = fault.name
     ends = fault.value < _WITHDRAWN
 
-    async def ask(cp: ControlPlane, record: JobRecord) -> None:
+    async def write(cp: ControlPlane, record: JobRecord) -> None:
         if not ends:
             await cp.intents.hold(name, HoldChange(lasts_s=fault.seconds), "user:sre")
-        elif _version(record, "hold"):
+        elif _intent_version(record, "hold"):
             await cp.intents.withdraw(name, "hold", IntentChange(), "user:sre")
 
-    def granted(now: GrantedIntents) -> None:
-        now.held_until = 0.0 if ends else region.timeline.now + fault.seconds
-        now.versions = {}
+    def granted(intents: GrantedIntents) -> None:
+        intents.held_until = 0.0 if ends else region.timeline.now + fault.seconds
+        intents.held_versions = {}
 
-    _writes(region, fault, "hold", ask, granted)
+    _request_write(region, fault, "hold", write, granted)
 
 
 def runtime(region: SimulatedRegion, fault: Fault, number: int) -> None:
@@ -180,10 +182,10 @@ def runtime(region: SimulatedRegion, fault: Fault, number: int) -> None:
     name = fault.name
     change = InfrastructureChange(runtime=f"r{number}")
 
-    async def ask(cp: ControlPlane, _: JobRecord) -> None:
+    async def write(cp: ControlPlane, _: JobRecord) -> None:
         await cp.intents.infrastructure(name, change, "user:sre")
 
-    _writes(region, fault, "infrastructure", ask, lambda _: None)
+    _request_write(region, fault, "infrastructure", write, lambda _: None)
 
 
 def old_file(region: SimulatedRegion, fault: Fault, _: int) -> None:
@@ -191,15 +193,15 @@ def old_file(region: SimulatedRegion, fault: Fault, _: int) -> None:
     name = fault.name
     owned = region.clients.jobs[name]
 
-    async def ask(cp: ControlPlane, _: JobRecord) -> None:
+    async def write(cp: ControlPlane, _: JobRecord) -> None:
         intents = owned.intents
-        if intents is not None and {"push", "size"} <= intents.owned:
-            await cp.apply_job(owned.requests[0], writer="user:owner")
+        if intents is not None and {"push", "size"} <= intents.written_dimensions:
+            await cp.apply_job(owned.all_requested[0], writer="user:owner")
 
-    _writes(region, fault, "file", ask, lambda _: None)
+    _request_write(region, fault, "file", write, lambda _: None)
 
 
-STRIKES: dict[str, Callable[[SimulatedRegion, Fault, int], None]] = {
+INJECTORS: dict[str, Callable[[SimulatedRegion, Fault, int], None]] = {
     "push": push,
     "stage": stage,
     "size": size,
@@ -211,20 +213,20 @@ STRIKES: dict[str, Callable[[SimulatedRegion, Fault, int], None]] = {
 }
 
 
-def _part(fault: Fault) -> float:
+def _share(fault: Fault) -> float:
     return min(1.0, max(0.0, fault.value))
 
 
-def _version(record: JobRecord, dimension: str) -> int:
+def _intent_version(record: JobRecord, dimension: str) -> int:
     intent = record.intents.get(dimension)
     return 0 if intent is None else intent.version
 
 
-def _image(region: SimulatedRegion, name: str, number: int) -> str:
+def _new_image(region: SimulatedRegion, name: str, number: int) -> str:
     """Return a new image that a job may come to run."""
     digest = image(int(name.removeprefix("job")), number)
     region.plane.images.add(digest)
-    region.setting.known_images.add(digest)
+    region.machine_context.known_images.add(digest)
     owned = region.clients.jobs[name]
-    owned.requests = (*owned.requests, replace(owned.requests[0], image=digest))
+    owned.all_requested = (*owned.all_requested, replace(owned.all_requested[0], image=digest))
     return digest

@@ -15,8 +15,8 @@ from pathlib import Path
 from vm_lab.demo import Demo
 demo = Demo("ends")
 demo._bin, demo._folder = Path(sys.argv[1]), Path(sys.argv[1])
-print(demo._inside("sleep", "1000", pipes=True).pid, flush=True)
-demo._start("sleep", "1000")
+print(demo._start_in_lab("sleep", "1000", pipes=True).pid, flush=True)
+demo._start_program("sleep", "1000")
 print(demo._programs[0].pid, flush=True)
 time.sleep(1000)
 """

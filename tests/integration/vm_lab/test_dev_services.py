@@ -21,7 +21,7 @@ async def test_the_printed_variables_serve_all_printed_commands(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shown = ""
-    staying = asyncio.create_task(fleet._stay(2))
+    staying = asyncio.create_task(fleet._run_dev_region(2))
     try:
         async with asyncio.timeout(PATIENCE_S):
             while "Ctrl-C ends it" not in shown and not staying.done():

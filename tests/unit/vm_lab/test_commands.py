@@ -1,9 +1,10 @@
 import json
 import os
+import subprocess
 
 import pytest
 
-from vm_lab.control import machine_states
+from vm_lab.control import LabControlPlane, machine_states
 from vm_lab.domains import parse_iflist, parse_list
 from vm_lab.errors import LabError
 from vm_lab.guests import Guests
@@ -56,6 +57,20 @@ def test_ssh_shares_one_connection_per_machine_and_leaves_the_home_alone(tmp_pat
     assert f"ControlPath={tmp_path}/run/lab/ssh/m2" in argv
     assert "UserKnownHostsFile=/dev/null" in argv
     assert argv[argv.index("ssh") + 1 :][:2] == ["-F", "/dev/null"]
+
+
+@pytest.mark.behaviour("BUG-LB12")
+def test_programs_that_hang_are_no_traceback(tmp_path, mocker):
+    """Formerly `power-off` ended with one if the process of the ssh connection hung."""
+    sandbox = a_sandbox(tmp_path)
+    mocker.patch("subprocess.run", side_effect=subprocess.TimeoutExpired("x", 1))
+    machine = read_topology().get_machine("m2")
+    connection = tmp_path / "run/lab/ssh/m2"
+    connection.touch()
+    Guests(sandbox).forget_connection(machine)
+    assert not connection.exists()
+    with pytest.raises(LabError, match="`twinectl machine list` did not end within"):
+        LabControlPlane(sandbox, read_topology()).machine_states()
 
 
 def test_the_network_gives_each_machine_its_own_address():

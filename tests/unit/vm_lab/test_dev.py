@@ -38,7 +38,7 @@ def test_it_ends_with_its_control_plane(
 
     async def main() -> None:
         async with asyncio.timeout(60):
-            await fleet._stay(2)
+            await fleet._run_dev_region(2)
 
     monkeypatch.setattr(fleet, "fleet", a_fleet)
     monkeypatch.setattr(fleet, "services", no_services)

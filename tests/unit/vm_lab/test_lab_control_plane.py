@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from control_plane.config import Config, load
+from vm_lab.cli import main
 from vm_lab.control import LabControlPlane, with_services
 from vm_lab.errors import LabError
 from vm_lab.sandbox import LabSandbox
-from vm_lab.state import LabPaths, ProcessRef
+from vm_lab.state import LabPaths, ProcessRef, process_ref
 from vm_lab.topology import read_topology
 
 
@@ -83,6 +86,39 @@ def test_a_configuration_that_is_not_utf_8_is_one_error(tmp_path: Path) -> None:
     file.write_bytes(b'state = "\xfc"\n')
     with pytest.raises(LabError, match=r"latin\.toml: it is not UTF-8"):
         LabControlPlane(LabSandbox(paths_of(tmp_path)), read_topology()).start(file)
+
+
+@pytest.mark.behaviour("BUG-LB11")
+def test_another_configuration_is_refused_while_the_control_plane_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formerly it was ignored, and the command reported success."""
+    paths, first, second = paths_of(tmp_path), tmp_path / "1.toml", tmp_path / "2.toml"
+    first.write_text('log_level = "debug"\n')
+    second.write_text('log_level = "info"\n')
+    monkeypatch.setattr("vm_lab.control.process_ref", lambda _: process_ref(os.getpid()))
+    started(paths, monkeypatch, first)
+    control = LabControlPlane(LabSandbox(paths), read_topology())
+    assert control.pid() == os.getpid()
+    control.start()
+    control.start(first)
+    with pytest.raises(LabError, match=r"runs already, and not with .*2\.toml") as error:
+        control.start(second)
+    assert "control-plane stop" in error.value.hint
+
+
+@pytest.mark.behaviour("BUG-LB11")
+@pytest.mark.parametrize("what", ["stop", "pause", "continue"])
+def test_a_configuration_is_refused_by_commands_that_start_nothing(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vm_lab.cli.require_root", lambda: None)
+    monkeypatch.setattr("vm_lab.cli.LabPaths", lambda _: paths_of(tmp_path))
+    file = tmp_path / "1.toml"
+    file.touch()
+    result = CliRunner().invoke(main, ["control-plane", what, "--config", str(file)])
+    assert result.exit_code == 2
+    assert f"not for `{what}`" in result.output
 
 
 def test_a_configuration_that_is_not_toml_reaches_the_control_plane_unchanged(

@@ -125,6 +125,28 @@ def test_a_snapshot_that_fails_leaves_the_control_plane_running(
     assert list(paths.snapshots.iterdir()) == []
 
 
+@pytest.mark.behaviour("BUG-LB10")
+def test_a_snapshot_with_one_machine_off_leaves_the_others_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formerly they stayed suspended."""
+    paths = LabPaths("lab", tmp_path / "state", tmp_path / "run")
+    a_lab = lab.Lab(paths, Progress())
+    running = {"m1", "m3"}
+
+    def suspend(name: str) -> None:
+        if name == "m2":
+            raise LabError("domain is not running")
+        running.remove(name)
+
+    monkeypatch.setattr(lab.Lab, "machines", lambda lab: lab.topology.first(3))
+    monkeypatch.setattr(a_lab.domains, "suspend", suspend)
+    monkeypatch.setattr(a_lab.domains, "resume", running.add)
+    with pytest.raises(LabError, match="not running"):
+        a_lab.snapshot("a")
+    assert running == {"m1", "m3"}
+
+
 def test_a_recipe_on_a_full_disk_does_not_blame_the_mirror() -> None:
     assert hint_of("tar: /x: Cannot write: No space left on device\n").startswith("free space")
     assert "Debian mirror" in hint_of("curl: (6) Could not resolve host\n")

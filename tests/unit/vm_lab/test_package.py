@@ -9,7 +9,7 @@ import pytest
 
 from agent.host.install import PACKAGED, install, targets
 from vm_lab.errors import LabError
-from vm_lab.package import MARKS, SCRIPTS, arrange, describe, version_of
+from vm_lab.package import MARKS, SCRIPTS, move_files, version_of, write_metadata
 from wire.errors import Conflict
 
 
@@ -39,7 +39,7 @@ def files(folder: Path) -> set[str]:
 def test_units_move_to_the_folder_of_packages_and_configuration_stays_in_etc(root: Path) -> None:
     """Each version of the package has its own units, and dpkg knows all of them."""
     before = [target for _, _, target in targets()]
-    replaced = arrange(root)
+    replaced = move_files(root)
 
     assert {f for f in files(root) if f.startswith("etc/")} == {"etc/twine/agent.toml"}
     there = files(root)
@@ -54,8 +54,8 @@ def test_units_move_to_the_folder_of_packages_and_configuration_stays_in_etc(roo
 @pytest.mark.behaviour("F-05")
 def test_scripts_remove_files_that_would_hide_the_packages_units(root: Path) -> None:
     """A host that was set up by pip gets the package's units instead of its old ones."""
-    replaced = arrange(root)
-    describe(root, version_of(root), replaced)
+    replaced = move_files(root)
+    write_metadata(root, version_of(root), replaced)
 
     debian = root / "DEBIAN"
     assert "Version: 1.2.3\n" in (debian / "control").read_text()
@@ -77,7 +77,7 @@ def test_layers_with_no_or_two_distributions_are_refused(root: Path) -> None:
 @pytest.mark.behaviour("F-05")
 def test_an_installation_by_hand_is_refused_if_the_package_is_installed(root: Path) -> None:
     """Otherwise units in /etc would hide those of every later version."""
-    arrange(root)
+    move_files(root)
     before = files(root)
     with pytest.raises(Conflict, match="was installed from a package"):
         install(root)

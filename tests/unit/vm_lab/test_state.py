@@ -8,7 +8,7 @@ import pytest
 from vm_lab.errors import LabError
 from vm_lab.lab import Lab
 from vm_lab.progress import Progress
-from vm_lab.sandbox import remove_mount_points
+from vm_lab.sandbox import _make_mount_point, remove_mount_points
 from vm_lab.state import LabPaths, LabRecord, ProcessRef, end_process, find_process, process_ref
 
 
@@ -90,6 +90,42 @@ def test_a_lab_with_a_damaged_record_can_be_removed(tmp_path, text, monkeypatch)
     monkeypatch.setattr("vm_lab.lab.check_leftovers", lambda *found: found)
     assert Lab(paths, Progress()).down() == (paths, None, None)
     assert not paths.state.exists()
+
+
+@pytest.mark.behaviour("BUG-LB12")
+@pytest.mark.parametrize("text", [b"", b"[1]", b'["\xff"]'])
+def test_a_damaged_list_of_mount_points_stops_neither_up_nor_down(tmp_path, text):
+    """Formerly both ended with a traceback after a power cut."""
+    record = tmp_path / "labs" / "made-folders.json"
+    record.parent.mkdir()
+    record.write_bytes(text)
+    _make_mount_point(tmp_path / "place", record.parent)
+    assert msgspec.json.decode(record.read_bytes()) == [str(tmp_path / "place")]
+    record.write_bytes(text)
+    remove_mount_points(record.parent)
+    assert not record.exists()
+
+
+@pytest.mark.behaviour("BUG-LB12")
+def test_another_lab_may_make_a_mount_point_first(tmp_path, mocker):
+    """Formerly the slower `twine-lab up` ended with a traceback."""
+    place = tmp_path / "place"
+    mocker.patch.object(Path, "write_bytes", side_effect=lambda _: place.mkdir())
+    _make_mount_point(place, tmp_path)
+    assert place.is_dir()
+
+
+@pytest.mark.behaviour("BUG-LB12")
+def test_a_process_may_have_a_name_that_is_not_text(tmp_path):
+    """Formerly each command ended with a traceback if it had the number of a lab's process."""
+    paths, own = a_lab(tmp_path), Path("/proc/self/comm")
+    before = own.read_bytes().rstrip()
+    own.write_bytes(b"\xff) S")
+    try:
+        paths.save(paths.holder, process_ref(os.getpid()))
+        assert find_process(paths.holder) == os.getpid()
+    finally:
+        own.write_bytes(before)
 
 
 @pytest.mark.behaviour("BUG-LB2")

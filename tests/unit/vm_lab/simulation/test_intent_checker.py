@@ -12,7 +12,7 @@ from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskRecord, Up
 from control_plane.scheduler.core.rollout import summarize
 from control_plane.store import Put
 from vm_lab.region import agent, quiescence, scenario
-from vm_lab.region.clients import Owned
+from vm_lab.region.clients import OwnedJob
 from vm_lab.region.seed import SimulatedRegion
 
 IMAGE = "sha256:" + "1" * 64
@@ -32,7 +32,7 @@ class World:
 
     def __init__(self) -> None:
         self.region = SimulatedRegion(scenario.load("everything"), 1)
-        self.region.clients.jobs["web"] = Owned(SPEC, SPEC, requests=(SPEC,))
+        self.region.clients.jobs["web"] = OwnedJob(SPEC, SPEC, all_requested=(SPEC,))
         self.generation = 0
 
     def wait(self, seconds: float) -> None:
@@ -67,7 +67,7 @@ class World:
             if task not in without
         ]
         made = Endpoints(job="web", revision=self.generation, endpoints=endpoints)
-        self.region.checker.listed(made)
+        self.region.checker.endpoints_changed(made)
 
     def accused(self) -> list[str]:
         return [v.text for v in self.region.checker.violations if v.rule == "budget"]
@@ -102,9 +102,9 @@ def test_a_decision_before_a_cancellation_may_be_written_shortly_after(
 ) -> None:
     """A pause lasts beyond the deadline, and both writes follow right after it."""
     world.region.machines["m01"].power_off()
-    world.region.checker.budgets.drained(["m04"], world.region.timeline.now + 1.0)
+    world.region.checker.budgets.maintenance_announced(["m04"], world.region.timeline.now + 1.0)
     world.wait(30)
-    world.region.checker.budgets.undrained(["m04"])
+    world.region.checker.budgets.maintenance_cancelled(["m04"])
     world.wait(later_s)
     world.listed("web-3")
     assert len(world.accused()) == accused
@@ -133,14 +133,14 @@ def test_a_job_may_wait_for_room_only_if_no_machine_has_room(world: World) -> No
     large = replace(SPEC, limits=api.Limits(memory_max_bytes=1 << 30, cpu_max_cores=7.5))
     region.clients.entitlements["ent0"] = EntitlementSpec(machines=2, host_profile="p")
     for name in ("m01", "m02"):
-        region.checker.standings[name].entitlement = "ent0"
+        region.checker.machines[name].entitlement = "ent0"
     assert not quiescence.is_full(region, large), "both have room"
     world.put("other-0", "m01", cores=1.0)
     assert not quiescence.is_full(region, large), "the other one has room"
     world.put("other-1", "m02", cores=1.0)
     assert quiescence.is_full(region, large)
     assert not quiescence.is_full(region, SPEC), "a smaller task has room"
-    region.checker.standings["m02"].entitlement = ""
+    region.checker.machines["m02"].entitlement = ""
     assert not quiescence.is_full(region, large), "it may have another machine"
 
 
@@ -155,7 +155,7 @@ def test_a_release_waits_at_rest_while_tasks_without_room_use_up_the_budget(wait
         for i in range(4)
     ]
     status = summarize(JobRecord(name="web", spec=spec, version=2, specs={}, tasks=tasks))
-    assert quiescence.is_bound(status) is bound
+    assert quiescence.is_update_blocked(status) is bound
 
 
 @pytest.mark.parametrize(("paused_s", "accused"), [(1.9, 0), (2.6, 1)])
@@ -170,7 +170,7 @@ def test_a_short_pause_does_not_restart_a_silence(
     world.wait(paused_s)
     checker.plane_changed("thawed")
     world.wait(4)
-    assert checker.standings["m01"].state == "up"
+    assert checker.machines["m01"].state == "up"
     checker.stored("main", [Put("machines/dc0/m01", b'{"machine":"m01","state":"down"}')])
     assert sum(v.rule == "verdict" for v in checker.violations) == accused
 
@@ -193,7 +193,21 @@ def test_a_host_may_be_changed_by_hand_while_a_task_moves_to_it(
 def test_a_job_that_is_stopped_and_recreated_may_be_absent_in_between(world: World) -> None:
     """Seeds 3771, 5308: the stop was carried out and its answer was lost. That is no error."""
     clients = world.region.clients
-    assert clients.has_settled("web")
+    assert clients.is_acknowledged("web")
     clients.stop_job("web")
     clients.apply_job(SPEC)
-    assert not clients.has_settled("web")
+    assert not clients.is_acknowledged("web")
+
+
+@pytest.mark.behaviour("BUG-LB15")
+def test_a_leftover_task_of_best_effort_work_is_named_as_a_reason(world: World) -> None:
+    """Formerly the check ended with a `KeyError`, and the region named no reason."""
+    machine = world.region.machines["m07"]
+    machine.images.add(IMAGE)
+    spec = api.TaskSpec(generation=1, epoch=1, image=IMAGE, command=["x"], job="work0")
+    agent.put_task(machine, "work0-0", replace(spec, limits=api.Limits(memory_max_bytes=1 << 20)))
+    reasons: list[str] = []
+    quiescence._check_copies(world.region, dict(WHERE), set(), reasons)
+    assert [r for r in reasons if "work0" in r] == [
+        "work0-0 is recorded on no machine and there on m07"
+    ]

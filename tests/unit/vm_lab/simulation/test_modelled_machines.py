@@ -11,9 +11,9 @@ from agent import api
 from agent.api import Health, ProfileState, TaskState
 from vm_lab.region import agent
 from vm_lab.region.history import History
-from vm_lab.region.link import GIVE_UP_S, POLL_S, AgentLink
+from vm_lab.region.link import EVENTS_TIMEOUT_S, POLL_S, AgentLink
 from vm_lab.region.loop import Timeline
-from vm_lab.region.machine import MachineSetting, SimulatedMachine
+from vm_lab.region.machine import MachineContext, SimulatedMachine
 from vm_lab.region.network import Condition, SimulatedNetwork
 from vm_lab.region.observer import Observer
 from vm_lab.region.plane import PlaneLife
@@ -36,10 +36,10 @@ class World:
     def __init__(self) -> None:
         self.timeline = Timeline()
         history = History(self.timeline)
-        self.setting = MachineSetting(self.timeline, history)
-        self.setting.known_images.add(IMAGE)
+        self.machine_context = MachineContext(self.timeline, history)
+        self.machine_context.known_images.add(IMAGE)
         self.network = SimulatedNetwork(self.timeline)
-        self.machine = SimulatedMachine(self.setting, "m1", api.Location(), "seed")
+        self.machine = SimulatedMachine(self.machine_context, "m1", api.Location(), "seed")
         self.network.connect(self.machine)
         self.life = PlaneLife(1, self.timeline, history, Observer())
         self.link = AgentLink(self.network, self.life, self.machine)
@@ -127,7 +127,7 @@ def test_tasks_do_not_come_back_by_themselves_after_a_reboot(world: World) -> No
 
 
 def test_a_profile_that_needs_a_boot_waits_for_one(world: World) -> None:
-    world.setting.reboot_profiles = frozenset({"boot"})
+    world.machine_context.reboot_profiles = frozenset({"boot"})
     agent.put_profile(world.machine, api.ProfileSpec(name="boot", epoch=1, allow_reboot=True))
     world.wait(10)
     assert world.machine.boots == 1
@@ -175,10 +175,10 @@ def test_a_host_without_agent_refuses_and_a_wrong_server_sends_an_invalid_answer
     world: World,
 ) -> None:
     async def body() -> None:
-        world.machine.agent_is(up=False)
+        world.machine.set_agent(up=False)
         with pytest.raises(Refused):
             await world.link.get_machine()
-        world.machine.agent_is(up=True)
+        world.machine.set_agent(up=True)
         world.machine.garbled = True
         with pytest.raises(ProtocolError):
             await world.link.get_machine()
@@ -218,7 +218,7 @@ def test_news_arrive_and_a_line_that_is_silent_for_too_long_is_given_up(world: W
         with pytest.raises(Unreachable):
             await stream.next()
         assert stream.last_contact_at <= cut_at
-        assert world.timeline.now <= cut_at + GIVE_UP_S
+        assert world.timeline.now <= cut_at + EVENTS_TIMEOUT_S
 
     world.run(body)
 
@@ -254,7 +254,7 @@ def test_a_task_ends_with_its_contact_although_requests_arrive(world: World, han
     world.wait(20)
     copy = machine.copies["web-0"]
     assert copy.alive
-    machine.slow_s = GIVE_UP_S + 6
+    machine.slow_s = EVENTS_TIMEOUT_S + 6
     machine.hung_until = 1e9 if hangs else 0.0
     machine.reach_changed()
     last_contact_at = stream.last_contact_at

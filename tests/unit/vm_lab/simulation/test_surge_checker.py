@@ -12,7 +12,7 @@ from control_plane.api.operations import Cause, Operation, OperationKind, Operat
 from control_plane.api.stored_jobs import StoredTask, TaskChunk
 from control_plane.api.updates import UpdatePolicy
 from control_plane.store import Put
-from vm_lab.region.clients import Owned
+from vm_lab.region.clients import OwnedJob
 from vm_lab.region.machine import Copy
 from vm_lab.region.surge_checker import SurgeChecker
 
@@ -58,25 +58,27 @@ def stored(*tasks: StoredTask) -> SurgeChecker:
     ids=["one extra", "two extra", "it was larger before"],
 )
 def test_an_excess_is_reported(tasks: int, most: int, wrong: str) -> None:
-    assert SurgeChecker().excess("web", Owned(SPEC, most=most), copies(tasks)) == wrong
+    assert SurgeChecker().excess("web", OwnedJob(SPEC, largest_size=most), copies(tasks)) == wrong
 
 
 def test_a_job_without_extra_tasks_or_with_a_pending_stop_is_not_checked() -> None:
     plain = replace(SPEC, update=UpdatePolicy(max_unavailable=1))
-    assert SurgeChecker().excess("web", Owned(plain, most=3), copies(9)) == ""
-    assert SurgeChecker().excess("web", Owned(None, most=3), copies(9)) == ""
+    assert SurgeChecker().excess("web", OwnedJob(plain, largest_size=3), copies(9)) == ""
+    assert SurgeChecker().excess("web", OwnedJob(None, largest_size=3), copies(9)) == ""
     assert SurgeChecker().excess("web", None, copies(9)) == ""
 
 
 def test_a_copy_that_was_requested_to_stop_does_not_count() -> None:
-    assert SurgeChecker().excess("web", Owned(SPEC, most=3), copies(9, wanted=False)) == ""
+    assert (
+        SurgeChecker().excess("web", OwnedJob(SPEC, largest_size=3), copies(9, wanted=False)) == ""
+    )
 
 
 def test_tasks_that_a_smaller_size_removes_do_not_count() -> None:
     """Seed 135 of `roles`: a job was shrunk, and grown again before its tasks stopped."""
     checker = stored(*(removal(n, OperationKind.REMOVE, extra=False) for n in range(2)))
-    assert checker.excess("web", Owned(SPEC, most=3), copies(6)) == ""
-    assert checker.excess("web", Owned(SPEC, most=3), copies(7)) != ""
+    assert checker.excess("web", OwnedJob(SPEC, largest_size=3), copies(6)) == ""
+    assert checker.excess("web", OwnedJob(SPEC, largest_size=3), copies(7)) != ""
 
 
 @pytest.mark.parametrize(
@@ -86,4 +88,4 @@ def test_tasks_that_a_smaller_size_removes_do_not_count() -> None:
 )
 def test_other_operations_count(kind: OperationKind, extra: bool) -> None:
     checker = stored(removal(0, kind, extra))
-    assert checker.excess("web", Owned(SPEC, most=3), copies(5)) != ""
+    assert checker.excess("web", OwnedJob(SPEC, largest_size=3), copies(5)) != ""

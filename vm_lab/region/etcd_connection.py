@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 TRIES = 6
 """Attempts of a read: two for each of three members, as in the client."""
-WAY_S = (0.0002, 0.001)
+LATENCY_S = (0.0002, 0.001)
 """Seconds from a process to etcd, or back."""
 RESUME_S = 2.0
 """Seconds within which a broken watch is resumed."""
 
 
-class EtcdLine:
+class EtcdConnection:
     """Implements the methods of `EtcdClient` that the store uses, for one life of a process."""
 
     def __init__(self, etcd: SimulatedEtcd, life: ProcessLife) -> None:
@@ -38,12 +38,12 @@ class EtcdLine:
 
     async def __aenter__(self) -> Self:
         """Connect."""
-        self._life.lines.append(self)
+        self._life.etcd_connections.append(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Close; requests that were sent still arrive."""
-        self._life.lines.remove(self)
+        self._life.etcd_connections.remove(self)
 
     async def read(self, call: str, request: Any) -> Any:
         """Return the answer of a call that may be repeated, or raise `Busy`."""
@@ -82,7 +82,7 @@ class EtcdLine:
             self._etcd.watchers.remove(watch.changed)
             self._watches.remove(watch)
 
-    def ways_changed(self) -> None:
+    def paths_changed(self) -> None:
         """Resume watches where they ended, if the connection works again."""
         for watch in self._watches:
             watch.resume()
@@ -93,58 +93,58 @@ class EtcdLine:
         if not life.alive:
             raise asyncio.CancelledError
         done: asyncio.Future[Any] = life.loop.create_future()
-        etcd.timeline.after(timeout_s, life.settle, done, None)
+        etcd.timeline.after(timeout_s, life.complete, done, None)
         if not life.sends:
             return await done
-        etcd.timeline.after(self._way(), self._arrived, call, request, done)
+        etcd.timeline.after(self._draw_latency(), self._receive, call, request, done)
         return await done
 
-    def _way(self) -> float:
-        late = self._life.host.late_s
-        return self._etcd.random.uniform(*WAY_S) + self._etcd.random.uniform(0.0, late)
+    def _draw_latency(self) -> float:
+        late = self._life.host.etcd_delay_s
+        return self._etcd.random.uniform(*LATENCY_S) + self._etcd.random.uniform(0.0, late)
 
-    def _arrived(self, call: str, request: Any, done: asyncio.Future[Any]) -> None:
+    def _receive(self, call: str, request: Any, done: asyncio.Future[Any]) -> None:
         etcd, now = self._etcd, self._etcd.timeline.now
-        if etcd.trouble.failing:
+        if etcd.fault.failing:
             return
-        takes = etcd.random.uniform(0.0, etcd.trouble.slow_s)
+        takes = etcd.random.uniform(0.0, etcd.fault.slow_s)
         if call == "KV/Txn":
             etcd.free_at = max(etcd.free_at, now) + etcd.random.uniform(*WRITE_S) / 4
             takes += etcd.free_at - now
-        etcd.timeline.after(takes, self._carried_out, call, request, done)
+        etcd.timeline.after(takes, self._execute, call, request, done)
 
-    def _carried_out(self, call: str, request: Any, done: asyncio.Future[Any]) -> None:
+    def _execute(self, call: str, request: Any, done: asyncio.Future[Any]) -> None:
         etcd, life = self._etcd, self._life
-        if etcd.trouble.failing:
+        if etcd.fault.failing:
             return
-        strikes = life.at_write(request) if call == "KV/Txn" else None
-        if strikes is not None and strikes.before():
+        point = life.due_write_point(request) if call == "KV/Txn" else None
+        if point is not None and point.inject_before():
             return
-        if call == "KV/Txn" and etcd.random.random() < etcd.trouble.unknown:
-            self._perhaps(request)
+        if call == "KV/Txn" and etcd.random.random() < etcd.fault.unknown:
+            self._apply_without_answer(request)
             return
-        outcome = self._applied(call, request)
-        if strikes is not None:
-            strikes.after()
-        etcd.timeline.after(self._way(), self._answered, done, outcome)
+        outcome = self._apply(call, request)
+        if point is not None:
+            point.inject_after()
+        etcd.timeline.after(self._draw_latency(), self._deliver_answer, done, outcome)
 
-    def _perhaps(self, request: Any) -> None:
+    def _apply_without_answer(self, request: Any) -> None:
         """Carry out a write whose answer is lost: now, later, or never."""
         etcd = self._etcd
         fate = etcd.random.random()
         if fate < 0.6:
             late = 0.0 if fate < 0.4 else etcd.random.uniform(0.0, LATE_S)
-            etcd.timeline.after(late, self._applied, "KV/Txn", request)
+            etcd.timeline.after(late, self._apply, "KV/Txn", request)
 
-    def _applied(self, call: str, request: Any) -> Any:
+    def _apply(self, call: str, request: Any) -> Any:
         try:
             return self._etcd.call(call, request, self._life.number)
         except TwineError as e:
             return e
 
-    def _answered(self, done: asyncio.Future[Any], outcome: Any) -> None:
+    def _deliver_answer(self, done: asyncio.Future[Any], outcome: Any) -> None:
         if self._life.receives:
-            self._life.settle(done, outcome)
+            self._life.complete(done, outcome)
 
 
 class _EtcdWatch:
@@ -155,9 +155,9 @@ class _EtcdWatch:
     ) -> None:
         self._etcd, self._life = etcd, life
         self._key, self._end = wanted
-        self._at = after
+        self._revision = after
         """Everything up to this revision has arrived."""
-        self._coming = False
+        self._is_delivering = False
         self._waiter: asyncio.Future[None] | None = None
         self._arrived: deque[pb.WatchResponse | Compacted] = deque()
 
@@ -166,44 +166,48 @@ class _EtcdWatch:
         while not self._arrived:
             self._waiter = self._life.loop.create_future()
             await self._waiter
-        found = self._arrived.popleft()
-        if isinstance(found, Compacted):
-            raise found
-        return found
+        response = self._arrived.popleft()
+        if isinstance(response, Compacted):
+            raise response
+        return response
 
     def changed(self) -> None:
         """Send new events, unless an earlier response has not arrived."""
-        if self._etcd.trouble.failing:
+        if self._etcd.fault.failing:
             self._etcd.timeline.after(RESUME_S, self.changed)
-        elif self._works() and not self._coming and self._etcd.revision > self._at:
-            self._coming = True
-            late = self._etcd.random.uniform(0.0, self._life.host.late_s)
-            takes = self._etcd.random.uniform(*WAY_S)
+        elif (
+            self._is_connected()
+            and not self._is_delivering
+            and self._etcd.revision > self._revision
+        ):
+            self._is_delivering = True
+            late = self._etcd.random.uniform(0.0, self._life.host.etcd_delay_s)
+            takes = self._etcd.random.uniform(*LATENCY_S)
             self._etcd.timeline.after(takes + late, self._deliver)
 
     def resume(self) -> None:
         """Continue after the connection broke."""
         self._etcd.timeline.after(self._etcd.random.uniform(0.1, RESUME_S), self.changed)
 
-    def _works(self) -> bool:
+    def _is_connected(self) -> bool:
         life = self._life
-        return life.alive and life.sends and life.receives and not self._etcd.trouble.failing
+        return life.alive and life.sends and life.receives and not self._etcd.fault.failing
 
     def _deliver(self) -> None:
-        self._coming = False
-        if not self._works():
+        self._is_delivering = False
+        if not self._is_connected():
             return
         etcd = self._etcd
-        if self._at < etcd.compacted:
-            self._arrived.append(Compacted(f"etcd has compacted revision {self._at}"))
-            self._at = etcd.revision
+        if self._revision < etcd.compacted:
+            self._arrived.append(Compacted(f"etcd has compacted revision {self._revision}"))
+            self._revision = etcd.revision
         else:
-            news = etcd.since(self._at)
-            for _, events in news:
+            transactions = etcd.transactions_after(self._revision)
+            for _, events in transactions:
                 wanted = [event for event in events if self._is_wanted(event.kv.key)]
                 if wanted:
                     self._arrived.append(pb.WatchResponse(events=wanted))
-            self._at = etcd.revision
+            self._revision = etcd.revision
         if self._arrived and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
