@@ -84,9 +84,12 @@ async def _query(gate: QueryGate, prometheus: str, seen: Sequence[JobProgress]) 
     async with Prometheus(prometheus) as server:
         found = await server.query(query)
     if (text := found.scalar()) is not None:
-        return judge.of_query(gate, {"scalar": _number(text)})
-    results = found.series("vector")
-    series = {_named(r.metric): _number(r.value[1]) for r in results if r.value is not None}
+        return judge.of_query(gate, [("scalar", _number(text))])
+    series = [
+        (_named(result.metric), _number(result.value[1]))
+        for result in found.series("vector")
+        if result.value is not None
+    ]
     return judge.of_query(gate, series)
 
 

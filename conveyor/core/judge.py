@@ -124,22 +124,29 @@ def verdict_of(
     )
 
 
-def of_query(gate: QueryGate, series: Mapping[str, float]) -> Measured:
-    """Return the outcome for values by series; every one must be within the bounds."""
-    values = {name: value for name, value in series.items() if isfinite(value)}
+def of_query(gate: QueryGate, series: Sequence[tuple[str, float]]) -> Measured:
+    """Return the outcome for the value of each series; every one must be within the bounds.
+
+    Several series may have the same name, for instance those of one task with several handlers.
+    """
+    values = sorted((name, value) for name, value in series if isfinite(value))
     if not values:
         return no_data(f"the query returned no value ({len(series)} series)")
     low, high = gate.at_least, gate.at_most
-    bad = {
-        name: value
-        for name, value in values.items()
+    bad = [
+        (name, value)
+        for name, value in values
         if (high is not None and value > high) or (low is not None and value < low)
-    }
+    ]
     given = (("at most", high), ("at least", low))
     bounds = " and ".join(f"{word} {bound:g}" for word, bound in given if bound is not None)
-    numbers = {"min": min(values.values()), "max": max(values.values()), "series": len(values)}
+    numbers = {
+        "min": min(value for _, value in values),
+        "max": max(value for _, value in values),
+        "series": float(len(values)),
+    }
     if bad:
-        shown = ", ".join(f"{name} {value:g}" for name, value in sorted(bad.items())[:_SHOWN])
+        shown = ", ".join(f"{name} {value:g}" for name, value in bad[:_SHOWN])
         reason = f"{len(bad)} of {len(values)} values not {bounds}: {shown}"
         return Measured(GateOutcome.FAIL, reason, numbers)
     reason = f"{len(values)} values {bounds}: {numbers['min']:g} to {numbers['max']:g}"

@@ -176,8 +176,8 @@ def test_a_difference_within_the_tolerance_passes_with_any_number_of_samples():
 
 
 def test_gates_without_numbers_have_no_data():
-    assert judge.of_query(QueryGate(promql="x", at_most=1), {}).outcome is GateOutcome.NO_DATA
-    nan = judge.of_query(QueryGate(promql="x", at_most=1), {"a": float("nan")})
+    assert judge.of_query(QueryGate(promql="x", at_most=1), []).outcome is GateOutcome.NO_DATA
+    nan = judge.of_query(QueryGate(promql="x", at_most=1), [("a", float("nan"))])
     assert nan.outcome is GateOutcome.NO_DATA
     few = judge.of_comparison(CompareGate(promql="$tasks", samples=5), [1.0] * 4, [1.0] * 50)
     assert few.outcome is GateOutcome.NO_DATA
@@ -191,7 +191,7 @@ def test_gates_without_numbers_have_no_data():
 )
 def test_a_query_passes_within_its_bounds(value: float, outcome: str):
     gate = QueryGate(promql="x", at_most=2, at_least=1)
-    assert judge.of_query(gate, {"web-0": value, "web-1": 1.5}).outcome == outcome
+    assert judge.of_query(gate, [("web-0", value), ("web-1", 1.5)]).outcome == outcome
 
 
 def test_restarts_before_the_stage_do_not_count():
