@@ -49,8 +49,16 @@ def applied(
             )
     if known is None:
         return PipelineRecord(spec=spec, version=1, applied_by=who, applied_at=now, looked=now)
-    version = known.version + 1
-    return replace(known, spec=spec, version=version, applied_by=who, applied_at=now)
+    before, after = known.spec.trigger, spec.trigger
+    is_same = (before.schedule, before.zone) == (after.schedule, after.zone)
+    return replace(
+        known,
+        spec=spec,
+        version=known.version + 1,
+        applied_by=who,
+        applied_at=now,
+        looked=known.looked if is_same else now,  # times before the change start nothing
+    )
 
 
 def planned(

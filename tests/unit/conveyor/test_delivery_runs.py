@@ -395,6 +395,23 @@ async def test_a_schedule_starts_the_newest_image_once_at_each_time():
     assert world.plane.jobs["web"].image == digest(3)
 
 
+@pytest.mark.behaviour("BUG-CP139")
+async def test_a_changed_schedule_starts_no_run_for_a_time_before_the_change():
+    """Formerly a run began at once if the new schedule had a time since the last start."""
+    world = World(a_pipeline())
+    world.now = 1_799_996_400.0  # Friday 07:00 UTC
+    await world.begin()
+    world.now += 8 * 3600
+    trigger = {"image": "web", "schedule": ["mon-fri 10:00"]}
+    await world.service.apply(a_pipeline(trigger=trigger), "user:ann")
+    world.plane.images["web"] = digest(2)
+    await world.rounds(20)
+    assert world.plane.calls == [], "it is 15:00, and the next time is on Monday"
+    world.now += 3 * 86_400
+    await world.until("done")
+    assert world.plane.jobs["web"].image == digest(2)
+
+
 async def test_a_job_belongs_to_one_pipeline():
     world = await World().begin()
     with pytest.raises(Conflict, match="job web belongs to pipeline web"):
