@@ -211,9 +211,9 @@ class Controllers:
             return 0.0
         self._answered(talk, request, response)
         talk.answered_question, talk.question = question, None
-        if completed:
-            talk.completed = talk.completed[len(completed) :]
+        if completed:  # the list may have grown during the call, and lost its oldest events
             talk.reported = completed[-1].seq
+            talk.completed = [event for event in talk.completed if event.seq > talk.reported]
         for answered in self._listeners:
             answered(job)
         return None

@@ -9,6 +9,7 @@ import pytest
 from virtual_time import RUNTIME, run
 
 from control_plane.api.jobs import ControllerRef
+from control_plane.api.operations import Cause, JobEvent, OperationKind, OperationState
 from control_plane.task_control.controllers import AGAIN_S, Controllers
 from control_plane.task_control.core.talk import Question
 from taskcontrol.api import TaskControlRequest, TaskControlResponse, TaskOperation
@@ -88,6 +89,44 @@ def test_a_waiting_request_is_repeated_after_its_delay():
         assert [round(at - calls[0]) for at in calls] == [0, AGAIN_S]
 
     talking(body)
+
+
+def an_end(seq: int) -> JobEvent:
+    return JobEvent(
+        seq=seq,
+        task=seq,
+        operation=f"t{seq}",
+        kind=OperationKind.UPDATE,
+        cause=Cause.RELEASE,
+        outcome=OperationState.DONE,
+    )
+
+
+@pytest.mark.behaviour("BUG-CP141")
+def test_operations_that_end_during_a_call_with_many_others_are_reported_in_the_next():
+    """Formerly a call removed as many events as it had reported, although the oldest of them had
+    made room for newer ones."""
+    reported = list[list[str]]()
+
+    async def main() -> None:
+        async def call(_: ControllerRef, request: TaskControlRequest) -> TaskControlResponse:
+            reported.append([operation.id for operation in request.completed])
+            if len(reported) == 1:
+                controllers.ended("web", [an_end(1001), an_end(1002)])
+            return TaskControlResponse()
+
+        controllers = Controllers(RUNTIME, call)
+        controllers.begin("web", REF, 0, [an_end(seq) for seq in range(1, 1001)])
+        controllers.number("web", 1, 1000)
+        running = asyncio.create_task(controllers.run())
+        for _ in range(2):
+            controllers.ask("web", REF, a_question())
+            await asyncio.sleep(5)
+        running.cancel()
+
+    run(main())
+    assert [len(operations) for operations in reported] == [1000, 2]
+    assert reported[1] == ["t1001", "t1002"]
 
 
 def test_a_conversation_reports_its_age():
