@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from wire import durable
-from wire.errors import Conflict, Forbidden
+from wire.errors import Conflict, Forbidden, HostError
 
 log = logging.getLogger(__name__)
 NAMES_MAX = 10_000
@@ -30,15 +30,18 @@ class ImageNames:
     """Owner of the names of an image store. Calls block on the disk."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the file; an unreadable one is logged, and stays as it is."""
+        """Read the file; an unreadable one is logged and stays as it is, and no name is given."""
         self._path = folder / "names"
         self._names: dict[str, _Named] = {}
+        self._damage = ""
+        """Why the file cannot be read; empty: it can."""
         try:
             data = self._path.read_bytes()
             self._names = msgspec.json.decode(data, type=dict[str, _Named])
         except FileNotFoundError:
             pass
-        except (OSError, msgspec.DecodeError) as e:
+        except (OSError, UnicodeError, msgspec.DecodeError) as e:
+            self._damage = str(e)
             log.error("the names of images cannot be read", extra={"reason": str(e)})
 
     def of(self, digest: str) -> list[str]:
@@ -47,6 +50,13 @@ class ImageNames:
 
     def give(self, name: str, digest: str, by: str) -> None:
         """Set the image of a name; an operator (`by` empty) may move a name of another user."""
+        if self._damage:  # the name may belong to another user, and its file would be replaced
+            raise HostError(
+                f"cannot name image {digest}: the names in {self._path} cannot be read: "
+                f"{self._damage}",
+                hint="restore this file, or remove it if its names may be lost; then restart the "
+                "control plane",
+            )
         known = self._names.get(name)
         if known is not None and by and known.owner != by:
             raise Forbidden(

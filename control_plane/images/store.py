@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 MAX_IMAGE_BYTES = 16 << 30
 CHUNK_BYTES = 1 << 20
-"""Jobs named in the refusal to remove an image."""
+"""Bytes that are read or written at once."""
 _DIGEST = re.compile(DIGEST_PATTERN)
 
 
@@ -70,9 +70,9 @@ class ImageStore:
         self._incoming = folder / "incoming"
         self._clock = clock
         self._max_bytes = max_bytes
-        self._counting = asyncio.Lock()
-        self._signing = asyncio.Lock()
-        """Signs one at a time: two concurrent signatures of an image must both be kept."""
+        self._changing = asyncio.Lock()
+        """Held by each change of the folder, so that two changes of one image at once are both
+        kept and counted once. Streams are received without it."""
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._incoming.mkdir(parents=True)
         for known in folder.glob("*.json"):
@@ -86,10 +86,8 @@ class ImageStore:
 
         It counts against the share of `owner`; empty: against no user's.
         """
-        known = await self.find(digest)
+        known = await self._find_as(digest, format_)
         if known is not None:
-            if known.format is not format_:
-                raise Conflict(f"image {digest} already exists, as {known.format.value}")
             await _drain(stream, self._max_bytes)
             return known
         temporary = self._incoming / secrets.token_hex(8)
@@ -104,9 +102,13 @@ class ImageStore:
                 created_at=self._clock(),
                 owner=owner,
             )
-            await asyncio.to_thread(self._publish, info, temporary)
-            if self._used is not None:
-                self._used[owner] += size
+            async with self._changing:
+                known = await self._find_as(digest, format_)
+                if known is not None:  # another sender was faster
+                    return known
+                await asyncio.to_thread(self._publish, info, temporary)
+                if self._used is not None:
+                    self._used[owner] += size
         except OSError as e:
             raise HostError(
                 f"cannot store image {digest}: {e.strerror}",
@@ -117,6 +119,13 @@ class ImageStore:
             temporary.unlink(missing_ok=True)
         log.info("image stored", extra={"image": digest, "bytes": size})
         return info
+
+    async def _find_as(self, digest: str, format_: ImageFormat) -> ImageInfo | None:
+        """Return the metadata of an image; `Conflict` if it is here in another format."""
+        found = await self.find(digest)
+        if found is not None and found.format is not format_:
+            raise Conflict(f"image {digest} already exists, as {found.format.value}")
+        return found
 
     async def find(self, digest: str) -> ImageInfo | None:
         """Return the metadata of an image, None if it is not here."""
@@ -145,18 +154,20 @@ class ImageStore:
 
         Raises `NotFound`, or `Conflict` with the names.
         """
-        known = await self._get(digest, "twinectl image list")
-        if jobs := users(digest):
-            raise Conflict(
-                f"cannot remove image {digest}: job {some_of(jobs)} uses it",
-                hint="stop these jobs, or apply them with another image and wait for the update",
-            )
-        try:
-            await asyncio.to_thread(self._delete, digest)
-        except OSError as e:
-            raise HostError(f"cannot remove image {digest}: {e.strerror}") from e
-        if self._used is not None:
-            self._used[known.owner] -= known.stream_bytes
+        async with self._changing:
+            known = await self._get(digest, "twinectl image list")
+            if jobs := users(digest):
+                raise Conflict(
+                    f"cannot remove image {digest}: job {some_of(jobs)} uses it",
+                    hint="stop these jobs, or apply them with another image and wait for the "
+                    "update",
+                )
+            try:
+                await asyncio.to_thread(self._delete, digest)
+            except OSError as e:
+                raise HostError(f"cannot remove image {digest}: {e.strerror}") from e
+            if self._used is not None:
+                self._used[known.owner] -= known.stream_bytes
         log.info("image removed", extra={"image": digest})
 
     async def sign(self, digest: str, signature: ImageSignature) -> ImageInfo:
@@ -171,7 +182,7 @@ class ImageStore:
                 f"{signature.key}",
                 hint="twinectl image sign DIGEST --name NAME --key FILE makes one",
             )
-        async with self._signing:
+        async with self._changing:
             known = await self._get(digest)
             others = [s for s in known.signatures if s.key != signature.key]
             if len(others) >= MAX_SIGNATURES:
@@ -204,7 +215,7 @@ class ImageStore:
         `by`: the user who gave the name first, and may move it; empty: an operator, who may move
         any. Raises `NotFound`, and `Forbidden` for a name of another user.
         """
-        async with self._signing:
+        async with self._changing:
             await self._get(digest)
             try:
                 await asyncio.to_thread(self._names.give, name, digest, by)
@@ -240,7 +251,7 @@ class ImageStore:
             yield chunk
 
     async def _usage(self) -> Counter[str]:
-        async with self._counting:
+        async with self._changing:
             if self._used is None:
                 found = Counter[str]()
                 for info in await asyncio.to_thread(self._read_all):
