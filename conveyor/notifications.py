@@ -66,3 +66,8 @@ class Notifications:
             return False
         del self._tried[key], self._answered[key]
         return True
+
+    def forget(self, pipeline: str) -> None:
+        """Drop what is remembered of a removed pipeline: another one may get its name."""
+        for key in [key for key in self._tried if key[0] == pipeline]:
+            del self._tried[key], self._answered[key]

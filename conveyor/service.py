@@ -192,6 +192,8 @@ class DeliveryService:
         for run in ended:
             fields = {"pipeline": record.spec.name, "run": run.number, "state": run.state.value}
             log.info("run ended", extra=fields)
+            for job in run.spec.targets:
+                self._refused.pop(job, None)
         return known
 
     async def _act(self, name: str, act: DeliveryAct) -> None:
@@ -333,6 +335,7 @@ class DeliveryService:
             await self._records.remove(name, found.revision)
             for of_it in (self._known, self._damaged, self._trouble, self._jobs, self._looked):
                 of_it.pop(name, None)
+            self._notifications.forget(name)
             if (task := self._loops.pop(name, None)) is not None:
                 task.cancel()
 

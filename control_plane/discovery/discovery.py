@@ -92,9 +92,7 @@ class Discovery:
                 f"cannot set weights of job {job!r}: a canary gets {traffic:.2%} of its requests",
                 hint=f"twinectl job intents {job}; wait until the canary is over, or end it",
             )
-        known = self._weights.pop(job, None)
-        if known is not None:
-            known[1].cancel()
+        self._drop_weights(job)
         if weights.weights:
             loop = asyncio.get_running_loop()
             ends = loop.call_later(weights.for_s, self.restore_weights, job)
@@ -106,6 +104,11 @@ class Discovery:
         """List the tasks of a job with the usual weights again, if the job still exists."""
         if self._weights.pop(job, None) is not None and job in self._revisions:
             self._raise_revision(job)
+
+    def _drop_weights(self, job: str) -> None:
+        known = self._weights.pop(job, None)
+        if known is not None:
+            known[1].cancel()
 
     def shards(self, job: str) -> ShardMapView:
         """Return the shard map of a job."""
@@ -167,6 +170,7 @@ class Discovery:
     def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
         if after is None:
             self._revisions.pop(name, None)
+            self._drop_weights(name)  # a new job may get the name
             self._wake_waiting(name)
         elif before is None or name not in self._revisions or _differ(before, after):
             self._raise_revision(name)

@@ -522,6 +522,32 @@ async def test_a_hook_that_is_down_does_not_keep_the_others_from_their_notificat
     assert not (await world.service.view("web")).record.unsent
 
 
+@pytest.mark.behaviour("BUG-CP143")
+async def test_a_pipeline_with_the_name_of_a_removed_one_notifies_every_hook():
+    """Formerly run 1 of the new pipeline notified only hooks that run 1 of the removed one had
+    not reached."""
+    hooks = ["http://one.example/", "http://down.example/"]
+    world = await World(a_pipeline(on_failure={"notify": hooks})).begin()
+    notified = list[str]()
+
+    async def sends(url: str, _: object) -> None:
+        if url == hooks[1]:
+            raise Unreachable("no answer")
+        notified.append(url)
+
+    world.service._notifications.send = sends
+    world.meter.bad = {digest(2), digest(3)}
+    world.plane.images["web"] = digest(2)
+    await world.until("rolled-back")
+    await world.rounds(2)
+    await world.service.remove("web")
+    await world.service.apply(a_pipeline(on_failure={"notify": hooks}), "user:ann")
+    world.plane.images["web"] = digest(3)
+    await world.until("rolled-back")
+    await world.rounds(2)
+    assert notified == [hooks[0], hooks[0]]
+
+
 def of_two_jobs() -> World:
     world = World(a_pipeline(jobs=["web", "api"], order="together"))
     world.plane.jobs["api"] = ModelJob()

@@ -175,3 +175,20 @@ async def test_weights_are_listed_for_a_limited_time(w: World):
     assert [e.weight for e in back.endpoints] == [100, 100, 100]
     with pytest.raises(NotFound):
         w.cp.discovery.put_weights("nothing", EndpointWeights(weights={0: 50}))
+
+
+@pytest.mark.behaviour("BUG-CP143")
+@scenario()
+async def test_a_job_with_the_name_of_a_stopped_one_has_the_usual_weights(w: World):
+    """Formerly the weights of a load test on the stopped job applied to the new one."""
+    await w.deployed(a_job(3))
+    w.cp.discovery.put_weights("web", EndpointWeights(weights={1: 200}, for_s=3600))
+    await w.cp.stop_job("web")
+    while True:  # until its last task has ended
+        try:
+            await w.cp.endpoints("web")
+        except NotFound:
+            break
+        await asyncio.sleep(1)
+    await w.deployed(a_job(3))
+    assert [e.weight for e in (await w.cp.endpoints("web")).endpoints] == [100, 100, 100]
