@@ -53,11 +53,12 @@ def pipeline_relations(document: Any) -> list[FieldError]:
 
 
 def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:
-    jobs = document.get("jobs")
-    if isinstance(jobs, list):
-        repeated = sorted({str(j) for j in jobs if jobs.count(j) > 1})
-        if repeated:
-            yield FieldError(field="jobs", reason=f"named twice: {', '.join(repeated)}")
+    for key in ("jobs", "fleets"):
+        names = document.get(key)
+        if isinstance(names, list):
+            repeated = sorted({str(name) for name in names if names.count(name) > 1})
+            if repeated:
+                yield FieldError(field=key, reason=f"named twice: {', '.join(repeated)}")
     yield from _of_targets(document)
     gates = document.get("gates", {})
     gates = gates if isinstance(gates, dict) else {}

@@ -94,6 +94,13 @@ def test_no_document_makes_the_check_fail_itself(document: object):
     assert isinstance(pipeline_relations(document), list)
 
 
+@pytest.mark.parametrize("key", ["jobs", "fleets"])
+def test_a_target_is_named_once(key: str):
+    with pytest.raises(InvalidInput) as caught:
+        pipeline_spec({"name": "x", key: ["a", "a"], "stages": [{"kind": "all"}]}, "x.toml")
+    assert [(e.field, e.reason) for e in caught.value.errors] == [(key, "named twice: a")]
+
+
 def test_a_file_read_from_disk_is_valid_on_the_wire():
     spec = a_pipeline()
     plain = msgspec.json.decode(msgspec.json.encode(spec))
