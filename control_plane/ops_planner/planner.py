@@ -194,20 +194,25 @@ class OpsPlanner:
 
     async def go_on(self, name: str, request: GoOn) -> PlanView:
         """Check a paused plan again; `without` leaves out the machines that are not back."""
-        plan = self._plans.get(name)
-        if plan.ended is not None:
-            raise Conflict(f"plan {name} is {plan.state}")
-        if request.without:
-            waves = self._waves_of(plan)
-            hosts = self._hosts.of(plan, waves)
-            for wave in waves:
-                if wave.state is WaveState.ANNOUNCED:
-                    stages = stages_of(wave, hosts, plan.ends)
-                    late = [name for name, at in stages.items() if at != Stage.DONE]
-                    left_out = sorted({*wave.left_out, *late})
-                    await self._put_wave(replace(wave, left_out=left_out))
+        async with self._plans.lock(name):  # no other actor writes its waves meanwhile
+            plan = self._plans.get(name)
+            if plan.ended is not None:
+                raise Conflict(f"plan {name} is {plan.state}")
+            if request.without:
+                await self._leave_out_missing(plan)
         await self._look(name)
         return self.show(name)
+
+    async def _leave_out_missing(self, plan: PlanRecord) -> None:
+        """Leave the machines that are not back out of the announced waves."""
+        waves = self._waves_of(plan)
+        hosts = self._hosts.of(plan, waves)
+        for wave in waves:
+            if wave.state is WaveState.ANNOUNCED:
+                stages = stages_of(wave, hosts, plan.ends)
+                missing = [machine for machine, at in stages.items() if at != Stage.DONE]
+                left_out = sorted({*wave.left_out, *missing})
+                await self._put_wave(replace(wave, left_out=left_out))
 
     # -- one plan
 

@@ -1,6 +1,7 @@
 """Plans in the assembled control plane on virtual time. Owners of jobs do nothing."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import pytest
@@ -24,7 +25,7 @@ from control_plane.api.maintenance import (
 )
 from control_plane.broker.core.unavailability import leaving
 from control_plane.ops_planner import planner, preview
-from control_plane.store import Delete, Put
+from control_plane.store import Delete, Operation, Put
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import PLANS, QUARANTINE, WAVES
 from wire.errors import Busy, Conflict, InvalidInput, NotFound
@@ -157,6 +158,37 @@ async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
     working.cancel()
     view = w.cp.maintenance.show("kernel")
     assert (view.done, view.waves[0].left_out) == (5, 1)
+
+
+class SlowStore(MemoryStore):
+    """A store whose writes take 10 ms, like those of etcd."""
+
+    async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
+        await asyncio.sleep(0.01)
+        return await super().txn(compare, operations)
+
+
+def test_a_plan_that_is_continued_while_it_is_cancelled_has_no_open_wave():
+    """Formerly the record of a wave, read before the cancellation, replaced the ended one."""
+
+    async def main() -> None:
+        world = World(a_region(6), SlowStore(strict=True))
+        async with world.running():
+            plans = world.cp.maintenance
+            await world.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
+            for number in range(12):
+                name = f"kernel-{number}"
+                request = a_request(wave_size=2, within=Within.MSB, despite=True)
+                await plans.accept(name, request, "ann")
+                cancelling = asyncio.create_task(plans.cancel(name))
+                await asyncio.sleep(0.005 * number)
+                with suppress(Conflict):
+                    await plans.go_on(name, GoOn(without=True))
+                await cancelling
+                states = {wave.state for wave in plans.show(name).waves}
+                assert not states & {WaveState.ANNOUNCED, WaveState.WAITING}, states
+
+    run(main())
 
 
 @pytest.mark.behaviour("BUG-CP140")
