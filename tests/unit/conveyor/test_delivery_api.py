@@ -381,7 +381,7 @@ def test_all_errors_of_a_configuration_are_reported(tmp_path: Path):
     with pytest.raises(ConfigError, match="server_credential is missing"):
         load(file)
     file.write_text('[fleets.agents]\ninstall = ["x"]\nhosts = ["m2", "m1", "m2"]\n')
-    with pytest.raises(ConfigError, match="agents.hosts names twice: m2"):
+    with pytest.raises(ConfigError, match=r"agents\.hosts names twice: m2"):
         load(file)
     assert load(None) == ConveyorConfig()
 

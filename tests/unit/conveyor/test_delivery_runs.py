@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from control_plane.store.bounds import ROWS_MAX
 from conveyor import records, service
 from conveyor.api import ControlRequest, ControlVerb, StartRequest
-from conveyor.core.judge import Measured
+from conveyor.core.evaluation import Measurement
 from conveyor.runs import GateOutcome, RunState
 from tests.unit.conveyor.delivery_model import (
     NO_DATA,
@@ -236,7 +236,7 @@ async def test_a_skipped_step_is_logged_with_user_and_reason():
     world.plane.images["web"] = digest(2)
     await world.rounds(4)
     await world.service.control("web", control("skip", "Prometheus is rebuilt"), "user:ann")
-    world.meter.default = Measured(GateOutcome.PASS, "fine", {})
+    world.meter.default = Measurement(GateOutcome.PASS, "fine", {})
     run = await world.until("done")
     assert ("user:ann", "skips canary 1: Prometheus is rebuilt") in [
         (e.who, e.what) for e in run.log

@@ -296,7 +296,7 @@ def test_damaged_names_are_kept_and_no_name_is_given(tmp_path: Path) -> None:
         (tmp_path / "names").write_bytes(b'{"web:stable": ')
         store = a_store(tmp_path)
         await store.put(DIGEST, ImageFormat.TAR, chunks(DATA))
-        with pytest.raises(HostError, match="names in .* cannot be read"):
+        with pytest.raises(HostError, match=r"names in .* cannot be read"):
             await store.name(DIGEST, "web:stable", "bob")
         await store.remove(DIGEST, lambda _: ())
         assert (tmp_path / "names").read_bytes() == b'{"web:stable": '
