@@ -222,7 +222,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             self.shards = RunningShards(parts, self.ownership, self._allocators)
         else:
             self.shards = ShardProcesses(
-                parts, self.ownership, self._allocators, processes, self._checker.look_at
+                parts, self.ownership, self._allocators, processes, self._checker.update_following
             )
         self.allocations = [allocator.allocations for allocator in self._allocators.values()]
         for shard in self.shards.all:

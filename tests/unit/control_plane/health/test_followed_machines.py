@@ -86,7 +86,7 @@ def test_a_machine_that_another_process_follows_now_is_released_at_once():
             await w.until(w.all_answer)
             checker = w.cp._checker
             checker._follower._calls_agent = lambda record: record.machine != "m1"
-            checker.look_at("m1")
+            checker.update_following("m1")
             await asyncio.sleep(0.1)
             assert checker._follower._followed == {"m2", "m3"}
 
@@ -114,7 +114,7 @@ def test_a_machine_may_become_doubtful_while_its_lost_stream_waits_for_a_turn():
             await w.until(w.all_answer)
             follower = w.cp._checker._follower
             follower._calls_agent = lambda record: record.machine != "m1"
-            follower.look_at("m1")  # the test follows only the stream below
+            follower.update_following("m1")  # the test follows only the stream below
             await w.until(lambda: "m1" not in follower._followed)
             waits, turn = asyncio.Event(), asyncio.Event()
 
