@@ -115,7 +115,7 @@ def test_a_controller_with_falsely_healthy_tasks_is_found(
 @pytest.mark.behaviour("HC5")
 def test_waves_of_one_plan_at_the_same_time_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next wave must wait until the machines of the wave before are back."""
-    monkeypatch.setattr(planner, "is_one_by_one", lambda _: False)
+    monkeypatch.setattr(planner, "is_sequential", lambda _: False)
     assert found("maintenance", {"waves"}).seed <= MOST
 
 

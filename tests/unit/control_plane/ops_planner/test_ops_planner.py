@@ -152,7 +152,7 @@ async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
     assert view.plan.detail == f"wave 1: 1 of 2 machines are not back: {broken}"
     assert [wave.state for wave in view.waves] == [WaveState.ANNOUNCED] + [WaveState.WAITING] * 2
     assert set(hands.upgraded) == first
-    shown = await w.cp.maintenance.go_on("kernel", GoOn(without=True))
+    shown = await w.cp.maintenance.continue_plan("kernel", GoOn(without=True))
     assert shown.plan.name == "kernel"
     await w.until(lambda: w.cp.maintenance.show("kernel").plan.ended, within_s=9000)
     working.cancel()
@@ -183,7 +183,7 @@ def test_a_plan_that_is_continued_while_it_is_cancelled_has_no_open_wave():
                 cancelling = asyncio.create_task(plans.cancel(name))
                 await asyncio.sleep(0.005 * number)
                 with suppress(Conflict):
-                    await plans.go_on(name, GoOn(without=True))
+                    await plans.continue_plan(name, GoOn(without=True))
                 await cancelling
                 states = {wave.state for wave in plans.show(name).waves}
                 assert not states & {WaveState.ANNOUNCED, WaveState.WAITING}, states
@@ -211,7 +211,7 @@ async def test_a_machine_that_a_plan_left_out_is_drained_until_it_is_back_or_rep
         return leaving(w.cp._broker.table.get(name), w.cp._runtime.date())
 
     await w.until(is_paused, within_s=2000)
-    await plans.go_on("kernel", GoOn(without=True))
+    await plans.continue_plan("kernel", GoOn(without=True))
     w.region.machines[early].power_on()
     await w.until(lambda: not is_drained(early), within_s=300)
     await w.until(lambda: plans.show("kernel").plan.ended, within_s=9000)
@@ -273,7 +273,7 @@ async def test_consequences_are_shown_and_a_plan_without_room_is_refused(w: Worl
     assert len(preview.warnings) == 2  # no machine for the tasks, and a third of the region
     with pytest.raises(Conflict, match="plan room is not accepted: a wave takes 33%"):
         await w.cp.maintenance.accept("room", request, "ann")
-    assert w.cp.maintenance.every() == []
+    assert w.cp.maintenance.list_plans() == []
     assert all(not r.unavailability for r in w.cp._broker.table.records())
     request = a_request(scope=MachineScope(msb="msb1"), deadline_s=60.0, despite=True)
     await w.cp.maintenance.accept("room", request, "ann")
@@ -596,7 +596,7 @@ def test_a_cancellation_that_failed_is_completed(writes: int, wave_size: int):
 async def test_a_plan_with_the_name_of_a_dropped_one_is_announced(w: World):
     """Formerly the events of the earlier plan counted, so it was done before any work began."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "_KEPT", 1)
+        patch.setattr(planner, "_ENDED_KEPT", 1)
         await w.set_up(quota=2)
         request = a_request(work=Work.REPAIR, wave_size=2, despite=True)
         for name in ("fans", "disks", "cables"):
