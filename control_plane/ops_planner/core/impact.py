@@ -96,7 +96,7 @@ def warnings(
 
 
 def impact_order(impact: JobImpact) -> tuple[float, str]:
-    """Return a job's sort key in a preview: the largest loss, relative to its budget, comes first."""
+    """Return a job's sort key in a preview: the largest loss relative to its budget is first."""
     return -(impact.most_in_a_wave + impact.down) / max(1, impact.budget), impact.job
 
 
