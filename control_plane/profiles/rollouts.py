@@ -70,7 +70,7 @@ class ProfileRollouts:
         `writer` names this process if several processes write to the store.
         """
         self._broker, self._observations = region.broker, region.observations
-        self._runtime = region.runtime
+        self._runtime, self._quarantine_s = region.runtime, region.settings.quarantine_s
         self._entitlements, self._keys, self._follows = entitlements, keys, region.follows
         self._versions: Table[ProfileVersion] = Table(
             store, PROFILES, ProfileVersion, "profile", writer=writer
@@ -276,13 +276,14 @@ class ProfileRollouts:
         return self._entitlement(rollout.entitlement).spec.host_profile == rollout.name
 
     def _quarantined(self, rollout: ProfileRollout) -> list[str]:
-        """Return the machines that were quarantined for not reaching the rollout's profile."""
+        """Return the machines that were quarantined during a rollout, for not reaching its profile."""
+        ends_after = rollout.at + self._quarantine_s
         return [
             record.machine
             for machine, profile in self._lost.items()
             if profile == rollout.name
             and (record := self._broker.table.find(machine)) is not None
-            and record.quarantined_until > rollout.at
+            and record.quarantined_until > ends_after
         ]
 
     async def _store_progress(self, known: ProfileRollout, after: ProfileRollout) -> None:

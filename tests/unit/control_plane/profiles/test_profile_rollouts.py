@@ -208,6 +208,21 @@ async def test_a_profile_that_a_host_cannot_reach_is_taken_back_everywhere(w: Wo
     await w.until(lambda: w.alive().total() == 3)
 
 
+@scenario(quarantine_s=600)
+async def test_a_profile_that_is_proposed_again_starts_without_failures(w: World):
+    """Formerly machines that were still quarantined for the first attempt failed the second one."""
+    await spread(w)
+    for machine in w.region.machines.values():
+        machine.behaviour.profile_end[NAME] = ProfileState.DEGRADED
+    await w.cp.profiles.propose("front", a_request(), "eve")
+    await arrived(w, "returned")
+    for machine in w.region.machines.values():
+        del machine.behaviour.profile_end[NAME]
+    await w.cp.profiles.propose("front", a_request(), "eve")
+    await w.until(lambda: rollout(w).state in ("done", "back", "returned"))
+    assert (rollout(w).state, rollout(w).failed) == ("done", ())
+
+
 @pytest.mark.behaviour("BUG-CP54")
 @scenario(quarantine_s=60)
 async def test_a_machine_that_failed_a_profile_is_promised_again_afterwards(w: World):
