@@ -60,7 +60,7 @@ from control_plane.scheduler.task_service import TaskService
 from control_plane.shard_lookup import ShardParts
 from control_plane.shard_processes import ShardProcesses
 from control_plane.shards.ownership import OwnershipMap
-from control_plane.shards.processes import OwnRole, RoleLeaders, away
+from control_plane.shards.processes import OwnRole, RoleLeaders, shard_unavailable
 from control_plane.status_calls import StatusCalls
 from control_plane.store import Store
 from control_plane.store.quarantine import quarantined
@@ -388,4 +388,4 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
 
 
 async def _no_other_process(shard: int, _: str) -> None:
-    raise away(shard, "this process does not call other shards")
+    raise shard_unavailable(shard, "this process does not call other shards")

@@ -82,9 +82,9 @@ class ImageStore:
     async def put(
         self, digest: str, format_: ImageFormat, stream: AsyncIterator[bytes], owner: str = ""
     ) -> ImageInfo:
-        """Publish the stream if it has this digest; an existing image is only confirmed.
+        """Receive a stream and publish it if it has this digest; an existing image stays as it is.
 
-        It counts against the share of `owner`; empty: against no user's.
+        The image counts in the share of `owner`; an empty owner has none.
         """
         known = await self._find_as(digest, format_)
         if known is not None:
@@ -128,12 +128,12 @@ class ImageStore:
         return found
 
     async def find(self, digest: str) -> ImageInfo | None:
-        """Return the metadata of an image, None if it is not here."""
+        """Return the metadata of an image; None: it is not stored here."""
         if not _DIGEST.fullmatch(digest):
             raise InvalidInput(f"{digest!r} is not a digest", hint="sha256: and 64 hex digits")
         return await asyncio.to_thread(self._read, digest)
 
-    async def _get(self, digest: str, hint: str = "twinectl image push FILE") -> ImageInfo:
+    async def _require(self, digest: str, hint: str = "twinectl image push FILE") -> ImageInfo:
         """Return the metadata of an image, or raise `NotFound`."""
         found = await self.find(digest)
         if found is None:
@@ -146,7 +146,7 @@ class ImageStore:
 
     async def stream(self, digest: str) -> AsyncIterator[bytes]:
         """Return the stream of an image, or raise `NotFound` before the first byte."""
-        await self._get(digest)
+        await self._require(digest)
         return self._chunks(self._path(digest))
 
     async def remove(self, digest: str, users: Callable[[str], Sequence[str]]) -> None:
@@ -155,7 +155,7 @@ class ImageStore:
         Raises `NotFound`, or `Conflict` with the names.
         """
         async with self._changing:
-            known = await self._get(digest, "twinectl image list")
+            known = await self._require(digest, "twinectl image list")
             if jobs := users(digest):
                 raise Conflict(
                     f"cannot remove image {digest}: job {some_of(jobs)} uses it",
@@ -183,7 +183,7 @@ class ImageStore:
                 hint="twinectl image sign DIGEST --name NAME --key FILE makes one",
             )
         async with self._changing:
-            known = await self._get(digest)
+            known = await self._require(digest)
             others = [s for s in known.signatures if s.key != signature.key]
             if len(others) >= MAX_SIGNATURES:
                 raise Conflict(f"image {digest} has {len(others)} signatures, which is the maximum")
@@ -199,7 +199,7 @@ class ImageStore:
 
     def _delete(self, digest: str) -> None:
         path = self._path(digest)
-        self._names.drop(digest)
+        self._names.remove_all(digest)
         path.unlink(missing_ok=True)
         durable.sync_folder(self._folder)
         path.with_suffix(".json").unlink(missing_ok=True)
@@ -210,27 +210,27 @@ class ImageStore:
                 yield chunk
 
     async def name(self, digest: str, name: str, by: str = "") -> ImageInfo:
-        """Let a name mean an image from now on; applied jobs keep their image (BUG-UX3).
+        """Assign a name to an image; applied jobs keep their image (BUG-UX3).
 
-        `by`: the user who gave the name first, and may move it; empty: an operator, who may move
-        any. Raises `NotFound`, and `Forbidden` for a name of another user.
+        `by` is the user; the first user of a name owns it. Empty: an operator, who may move any
+        name. Raises `NotFound`, and `Forbidden` for a name of another user.
         """
         async with self._changing:
-            await self._get(digest)
+            await self._require(digest)
             try:
-                await asyncio.to_thread(self._names.give, name, digest, by)
+                await asyncio.to_thread(self._names.assign, name, digest, by)
             except OSError as e:
                 raise HostError(f"cannot name the image {digest}: {e.strerror}") from e
-        found = await self._get(digest)
+        found = await self._require(digest)
         log.info("image named", extra={"image": digest, "as": name, "by": by})
         return found
 
     async def _within_share(
         self, stream: AsyncIterator[bytes], owner: str, path: Path
     ) -> AsyncIterator[bytes]:
-        """Pass a stream on for as long as its owner's images fit into one share (BUG-HT27).
+        """Yield a stream; `TooLarge` once the images of its owner exceed one share (BUG-HT27).
 
-        It counts while it arrives, so one of two concurrent pushes is refused.
+        Bytes count when they arrive, so one of two concurrent pushes is refused.
         """
         most = self._owner_max_bytes
         if most is None or not owner:
@@ -241,11 +241,11 @@ class ImageStore:
         async for chunk in stream:
             size += len(chunk)
             self._arriving[path] = owner, size
-            coming = sum(count for who, count in self._arriving.values() if who == owner)
-            if used[owner] + coming > most:
+            arriving = sum(count for who, count in self._arriving.values() if who == owner)
+            if used[owner] + arriving > most:
                 raise TooLarge(
                     f"the images of {owner} would exceed their share of {most} bytes: "
-                    f"{used[owner]} are stored, {coming} are being received",
+                    f"{used[owner]} are stored, {arriving} are being received",
                     hint="twinectl image list; an operator removes those that no job runs",
                 )
             yield chunk
@@ -298,7 +298,7 @@ class ImageStore:
             info = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=ImageInfo)
             if path.stat().st_size != info.stream_bytes:
                 return None
-            names = self._names.of(digest)
+            names = self._names.names_of(digest)
             return replace(info, names=names) if names else info
         except FileNotFoundError:
             return None
@@ -323,7 +323,7 @@ def _sync(file: IO[bytes]) -> None:
 
 
 async def _drain(stream: AsyncIterator[bytes], max_bytes: int) -> None:
-    """Read the rest of the stream: else the sender gets a closed connection, not the answer."""
+    """Read the rest of a stream, so that its sender gets an answer, not a closed connection."""
     left = max_bytes
     async for chunk in stream:
         left -= len(chunk)

@@ -274,7 +274,7 @@ class RegionProcesses(Plane):
         return EtcdStore(
             EtcdSettings(endpoints=["http://etcd.sim:2379"], prefix=PREFIX, ttl_s=TTL_S),
             role=role.lock,
-            announce=role.announced,
+            announce=role.election_records,
             client=lambda _: cast("EtcdClient", EtcdLine(self.etcd, life)),
             clock=lambda: self.timeline.now,
         )
