@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from string import Template
 from typing import Protocol
 
@@ -97,19 +98,21 @@ async def _run(command: Sequence[str], timeout_s: float) -> str:
     except (OSError, ValueError) as e:
         raise HostError(f"cannot run {command[0]}: {e}") from e
     assert process.stdout is not None
-    output = b""
+    output, is_over = b"", False
     try:
         async with asyncio.timeout(timeout_s):
             while chunk := await process.stdout.read(1 << 14):
                 output = (output + chunk)[-_OUTPUT_BYTES:]
             await process.wait()
+            is_over = True
     except TimeoutError as e:
         raise HostError(
             f"{command[0]} did not end within {timeout_s:g} s: {_last_lines(output)}"
         ) from e
     finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        if not is_over:  # the command runs, or processes that it started have its output open
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode:
         raise HostError(f"{command[0]} ended with {process.returncode}: {_last_lines(output)}")
