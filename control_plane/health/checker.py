@@ -252,15 +252,16 @@ class HealthChecker:
                     continue  # the watch was moved to another slot since
                 if watch.down_at is not None:
                     self._check_down(watch, now)
-                elif self._needs_verdict(watch, now):
+                elif self._check_up(watch, now):
                     due.append(watch)
         for number, watch in enumerate(due):
-            self._give_verdict(watch)
+            if self._watches.get(watch.machine) is watch:  # it may have been removed meanwhile
+                self._give_verdict(watch)
             if number % _CHECKPOINT_EVERY == 0:
                 await self._runtime.checkpoint()
 
-    def _needs_verdict(self, watch: Watch, now: float) -> bool:
-        """Return whether a machine that is up was silent for so long that it needs a verdict."""
+    def _check_up(self, watch: Watch, now: float) -> bool:
+        """Check a machine that is up; return whether its silence needs a verdict."""
         if watch.is_not_called:
             self._schedule(watch, now + self._suspect_after_s)
             return False

@@ -211,12 +211,8 @@ class Controllers:
         due_s = self._due_s(conversation) if conversation is not None else None
         if conversation is None or due_s is None or due_s > 0:
             return due_s
-        question, completed, ref, number = (
-            conversation.question,
-            list(conversation.completed),
-            conversation.ref,
-            conversation.next,
-        )
+        question, completed = conversation.question, list(conversation.completed)
+        ref, number = conversation.ref, conversation.next
         assert question is not None
         conversation.next += 1
         request = _request(job, question, completed, number, self._runtime.date())
@@ -248,11 +244,9 @@ class Controllers:
             )
         conversation.failures, conversation.trouble = conversation.failures + 1, why
         pause_s = min(_RETRY_S * 2.0 ** min(conversation.failures - 1, 16), _RETRY_MAX_S)
-        soon_s = (
-            retry_before_deadline_s(conversation.question, self._runtime.date())
-            if conversation.question
-            else None
-        )
+        if conversation.question is None:
+            return pause_s
+        soon_s = retry_before_deadline_s(conversation.question, self._runtime.date())
         return pause_s if soon_s is None else min(pause_s, soon_s)
 
     def _record_answer(

@@ -131,3 +131,36 @@ def test_a_machine_may_become_doubtful_while_its_lost_stream_waits_for_a_turn():
                 await events
 
     run(main())
+
+
+def test_a_machine_that_is_removed_just_before_its_verdict_is_not_held_back():
+    """Formerly the checker kept a removed machine, and showed it as held back, until its end."""
+
+    async def main() -> None:
+        w = World(a_region())
+        async with w.running():
+            await w.set_up(3)
+            await w.until(w.all_answer)
+            checker = w.cp._checker
+            runtime, watches = checker._runtime, dict(checker._watches)
+
+            class Removes:
+                """The runtime, in which another actor removes machines at each checkpoint."""
+
+                def __getattr__(self, name: str) -> object:
+                    return getattr(runtime, name)
+
+                async def checkpoint(self) -> None:
+                    silent = [m for m in watches.values() if m.standing is Standing.LOST]
+                    for watch in silent:
+                        if watch.machine in checker._watches:
+                            checker._forget(watch)
+
+            for machine in w.region.machines.values():
+                machine.power_off()
+            checker._runtime = Removes()
+            await asyncio.sleep(60)
+            assert checker._watches == {}
+            assert checker.held_back() == []
+
+    run(main())
