@@ -39,8 +39,8 @@ def pipeline_spec(document: Any, what: str) -> PipelineSpec:
     Sizes and durations may be text with a unit (`10m`).
     """
     document = plain(document, PipelineSpec)
-    if found := [*violations(document, PipelineSpec), *pipeline_relations(document)][:MAX_ERRORS]:
-        error = invalid(found, what)
+    if errors := [*violations(document, PipelineSpec), *pipeline_relations(document)][:MAX_ERRORS]:
+        error = invalid(errors, what)
         error.hint = "nothing was changed; docs/pipeline-file.md lists every key"
         raise error
     return msgspec.convert(document, PipelineSpec)
@@ -135,8 +135,8 @@ def _stage_errors(where: str, stage: PipelineStage, gates: dict[Any, Any]) -> It
         if name not in gates:
             reason = f"there is no table [gates.{name}]; known: {known}"
             yield FieldError(field=f"{where}.gates", reason=reason)
-    found = [_converted(gates.get(name), PipelineGate) for name in stage.gates]
-    for name, gate in zip(stage.gates, found, strict=True):
+    gate_tables = [_converted(gates.get(name), PipelineGate) for name in stage.gates]
+    for name, gate in zip(stage.gates, gate_tables, strict=True):
         if gate is not None and gate.compare is not None and stage.kind is StageKind.ALL:
             reason = f"gate {name} compares with stable tasks, and stage all leaves none"
             yield FieldError(field=f"{where}.gates", reason=reason)

@@ -122,10 +122,10 @@ class ImageStore:
 
     async def _find_as(self, digest: str, format_: ImageFormat) -> ImageInfo | None:
         """Return the metadata of an image; `Conflict` if it is here in another format."""
-        found = await self.find(digest)
-        if found is not None and found.format is not format_:
-            raise Conflict(f"image {digest} already exists, as {found.format.value}")
-        return found
+        info = await self.find(digest)
+        if info is not None and info.format is not format_:
+            raise Conflict(f"image {digest} already exists, as {info.format.value}")
+        return info
 
     async def find(self, digest: str) -> ImageInfo | None:
         """Return the metadata of an image; None: it is not stored here."""
@@ -135,10 +135,10 @@ class ImageStore:
 
     async def _require(self, digest: str, hint: str = "twinectl image push FILE") -> ImageInfo:
         """Return the metadata of an image, or raise `NotFound`."""
-        found = await self.find(digest)
-        if found is None:
+        info = await self.find(digest)
+        if info is None:
             raise NotFound(f"there is no image {digest}", hint=hint)
-        return found
+        return info
 
     async def list_images(self) -> Images:
         """Return all images, newest first."""
@@ -221,9 +221,9 @@ class ImageStore:
                 await asyncio.to_thread(self._names.assign, name, digest, by)
             except OSError as e:
                 raise HostError(f"cannot name the image {digest}: {e.strerror}") from e
-        found = await self._require(digest)
+        info = await self._require(digest)
         log.info("image named", extra={"image": digest, "as": name, "by": by})
-        return found
+        return info
 
     async def _within_share(
         self, stream: AsyncIterator[bytes], owner: str, path: Path
@@ -253,10 +253,10 @@ class ImageStore:
     async def _usage(self) -> Counter[str]:
         async with self._changing:
             if self._used is None:
-                found = Counter[str]()
+                used = Counter[str]()
                 for info in await asyncio.to_thread(self._read_all):
-                    found[info.owner] += info.stream_bytes
-                self._used = found
+                    used[info.owner] += info.stream_bytes
+                self._used = used
             return self._used
 
     async def _receive(self, digest: str, path: Path, stream: AsyncIterator[bytes]) -> int:
@@ -274,10 +274,10 @@ class ImageStore:
                     await asyncio.to_thread(_append, file, hasher.update, bytes(buffer))
                     buffer.clear()
             await asyncio.to_thread(_append, file, hasher.update, bytes(buffer))
-            found = f"sha256:{hasher.hexdigest()}"
-            if found != digest:
+            actual = f"sha256:{hasher.hexdigest()}"
+            if actual != digest:
                 raise Unprocessable(
-                    f"the stream of {size} bytes has digest {found}, not {digest}: not stored",
+                    f"the stream of {size} bytes has digest {actual}, not {digest}: not stored",
                     hint="was it truncated or changed in transfer?",
                 )
             await asyncio.to_thread(_sync, file)
@@ -308,8 +308,8 @@ class ImageStore:
             return None
 
     def _read_all(self) -> list[ImageInfo]:
-        found = [self._read(f"sha256:{p.stem}") for p in self._folder.glob("*.image")]
-        return sorted((i for i in found if i is not None), key=lambda i: -i.created_at)
+        images = [self._read(f"sha256:{p.stem}") for p in self._folder.glob("*.image")]
+        return sorted((i for i in images if i is not None), key=lambda i: -i.created_at)
 
 
 def _append(file: IO[bytes], update: Callable[[bytes], object], data: bytes) -> None:

@@ -364,8 +364,8 @@ class OpsPlanner:
             )
 
     def _waves_of(self, plan: PlanRecord) -> list[WaveRecord]:
-        found = (self._waves.find(_key(plan.name, n)) for n in range(1, plan.waves + 1))
-        return [wave for wave in found if wave is not None]
+        waves = (self._waves.find(_key(plan.name, n)) for n in range(1, plan.waves + 1))
+        return [wave for wave in waves if wave is not None]
 
     async def _put_wave(self, wave: WaveRecord) -> None:
         key = _key(wave.plan, wave.number)

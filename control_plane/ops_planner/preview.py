@@ -236,7 +236,7 @@ class Previewer:
         leaving: Mapping[str, tuple[int, ...]],
         scope: frozenset[str],
     ) -> list[str]:
-        """Record what other processes found for their jobs; return the jobs without an answer.
+        """Record what other processes answered for their jobs; return the jobs without an answer.
 
         Each process plans its own jobs together, as if the jobs of other processes stayed.
         """
@@ -245,25 +245,25 @@ class Previewer:
         request = PlacesRequest(
             tasks={n: list(of) for n, of in leaving.items()}, leave=sorted(scope)
         )
-        found = (await self.ask_others(request)).jobs
-        for name, places in found.items():
+        answered = (await self.ask_others(request)).jobs
+        for name, places in answered.items():
             if name in jobs and places.unplaced > jobs[name].unplaced:
                 jobs[name].unplaced, jobs[name].reasons = places.unplaced, list(places.reasons)
-        return sorted(leaving.keys() - found.keys())
+        return sorted(leaving.keys() - answered.keys())
 
     async def find_places(self, request: PlacesRequest) -> PlacesFound:
         """Return how many tasks of jobs of this process would have no place, and why."""
         jobs = {
             name: job for name in request.tasks if (job := self._affected_job(name, 0)) is not None
         }
-        ours = {
+        own = {
             name: tuple(request.tasks[name])
             for name in jobs
             if self._allocator_of(name) is not None
         }
-        await self._find_own_places(jobs, ours, frozenset(request.leave))
-        found = {n: JobPlaces(unplaced=jobs[n].unplaced, reasons=jobs[n].reasons) for n in ours}
-        return PlacesFound(jobs=found)
+        await self._find_own_places(jobs, own, frozenset(request.leave))
+        places = {n: JobPlaces(unplaced=jobs[n].unplaced, reasons=jobs[n].reasons) for n in own}
+        return PlacesFound(jobs=places)
 
     async def _find_own_places(
         self,

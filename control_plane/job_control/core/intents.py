@@ -316,11 +316,14 @@ def views(record: JobRecord, unified: UnifiedSpec) -> list[IntentView]:
         waits[Dimension.SIZE] = Why.HOLD
     if canary_of(record) is not None and (lacks := describe_traffic(record)[1]):
         waits[Dimension.CANARY] = "; ".join(filter(None, (waits.get(Dimension.CANARY), lacks)))
-    found = [_view(record.intents[one], one, effects[one], waits) for one in known]
+    shown = [
+        _view(record.intents[dimension], dimension, effects[dimension], waits)
+        for dimension in known
+    ]
     for name in sorted(record.intents.keys() - set(Dimension)):
         effect = "none: this release does not support the dimension"
-        found.append(IntentView(dimension=name, intent=record.intents[name], effect=effect))
-    return found
+        shown.append(IntentView(dimension=name, intent=record.intents[name], effect=effect))
+    return shown
 
 
 def _effects(record: JobRecord, unified: UnifiedSpec) -> dict[Dimension, str]:

@@ -79,20 +79,20 @@ def warnings(
     impacts: Iterable[JobImpact], share: float, *, has_deadline: bool, tasks_survive: bool
 ) -> list[str]:
     """Return why a plan is refused unless its operator overrides it."""
-    found = []
+    texts = []
     if share > LARGE_SHARE:
-        found.append(f"a wave takes {share:.0%} of the region's machines at once")
+        texts.append(f"a wave takes {share:.0%} of the region's machines at once")
     if tasks_survive:
-        return found
+        return texts
     for impact in impacts:
         if impact.unplaced:
             why = "; ".join(impact.reasons)
             end = "they stop at the deadline" if has_deadline else "their machines wait for them"
-            found.append(
+            texts.append(
                 f"job {impact.job}: {impact.unplaced} of {impact.there} tasks have no other "
                 f"machine, {end}: {why}"
             )
-    return found
+    return texts
 
 
 def impact_order(impact: JobImpact) -> tuple[float, str]:
@@ -102,13 +102,13 @@ def impact_order(impact: JobImpact) -> tuple[float, str]:
 
 def overlaps(machines: Mapping[str, Sequence[str]], jobs: Mapping[str, Sequence[str]]) -> list[str]:
     """Describe the overlaps with other work: `machines` and `jobs` that it shares, by its name."""
-    found = []
+    texts = []
     for plan, shared in sorted(machines.items()):
-        found.append(
+        texts.append(
             f"{plan}: it also has {len(shared)} of these machines ({some_of(sorted(shared))}); "
             "tasks leave once, by the earlier deadline"
         )
     for plan, shared in sorted(jobs.items()):
         names = some_of(sorted(shared))
-        found.append(f"{plan}: takes machines of the same jobs: {names}; one budget is for both")
-    return found
+        texts.append(f"{plan}: takes machines of the same jobs: {names}; one budget is for both")
+    return texts
