@@ -25,7 +25,7 @@ _SUM = slice(148, 156)
 def format_of(head: bytes) -> ImageFormat | None:
     """Return the format of a file with these first bytes; None: it is no image.
 
-    An OCI archive is a tar, too: only its owner can tell (`--format oci`).
+    An OCI archive is a tar, too: only its owner knows that (`--format oci`).
     """
     if head.startswith(_BTRFS):
         return ImageFormat.BTRFS

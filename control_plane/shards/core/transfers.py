@@ -18,7 +18,7 @@ def in_transfer(
 ) -> tuple[str, set[str]] | None:
     """Return a job in transfer between a pool and other entitlements, and these; None: no job is.
 
-    `names` are the entitlements of the pool, `jobs` the jobs in them, and `left` the tasks of which
+    `names` are the entitlements of the pool, `jobs` the jobs in them, and `left` the tasks whose
     copies remain on machines of the pool. A transfer lasts until no copy remains in the other
     entitlement: only a shard that owns both can end such a copy (BUG-CP62).
     """
