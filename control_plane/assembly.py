@@ -35,7 +35,7 @@ from control_plane.shards.processes import CORE, OwnRole, RoleLeaders
 from control_plane.store import Store
 from control_plane.store.opening import OwnTerm
 from control_plane.task_control.caller import ControllerCaller
-from control_plane.task_control.core.addresses import rules_of
+from control_plane.task_control.core.addresses import address_rules
 from control_plane.web.services import ServiceReader
 from control_plane.web.serving import Console
 
@@ -99,7 +99,7 @@ class Assembly:
         await self._people.load()
         await self._trail.load()
         config = self._config
-        rules = rules_of(config.controller_networks, config.reachable_at())
+        rules = address_rules(config.controller_networks, config.reachable_at())
         return await stack.enter_async_context(
             ControlPlane(
                 self._store,

@@ -109,7 +109,7 @@ class MachineCalls:
             last_seen_s=None
             if observation.last_contact_at is None
             else now - observation.last_contact_at,
-            health=self._checker.note(record.machine),
+            health=self._checker.held_reason(record.machine),
             identity_not_after=self.identity_ends.get(record.machine),
             duplicate=words(second) if second is not None else "",
         )

@@ -124,7 +124,7 @@ async def open_store(
     from control_plane.store.opening import main_store
 
     make_folder(config.state_path, "state folder")
-    opened = main_store(config, standing_by, role.lock, role.announced)
+    opened = main_store(config, standing_by, role.lock, role.election_records)
     opening = asyncio.ensure_future(stack.enter_async_context(opened))
     return opening.result() if await before(stopping, opening, runtime) else None
 

@@ -60,7 +60,7 @@ from control_plane.scheduler.task_service import TaskService
 from control_plane.shard_lookup import ShardParts
 from control_plane.shard_processes import ShardProcesses
 from control_plane.shards.ownership import OwnershipMap
-from control_plane.shards.processes import OwnRole, RoleLeaders, away
+from control_plane.shards.processes import OwnRole, RoleLeaders, shard_unavailable
 from control_plane.status_calls import StatusCalls
 from control_plane.store import Store
 from control_plane.store.quarantine import quarantined
@@ -222,7 +222,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             self.shards = RunningShards(parts, self.ownership, self._allocators)
         else:
             self.shards = ShardProcesses(
-                parts, self.ownership, self._allocators, processes, self._checker.look_at
+                parts, self.ownership, self._allocators, processes, self._checker.update_following
             )
         self.allocations = [allocator.allocations for allocator in self._allocators.values()]
         for shard in self.shards.all:
@@ -388,4 +388,4 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
 
 
 async def _no_other_process(shard: int, _: str) -> None:
-    raise away(shard, "this process does not call other shards")
+    raise shard_unavailable(shard, "this process does not call other shards")

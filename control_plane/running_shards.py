@@ -56,7 +56,7 @@ class RunningShards(ShardLookup):
         self._moves = asyncio.Lock()
         parts.dispatcher.wanted = self._wanted
         parts.control.in_one_shard = self.in_one_shard
-        parts.portal.in_scope = self.scopes.may_become
+        parts.portal.in_scope = self.scopes.check_change
 
     def check_map(self) -> None:
         """Raise `ConfigError` if the map of owners contradicts the settings."""
@@ -78,7 +78,7 @@ class RunningShards(ShardLookup):
             return
         for shard in least_loaded_first(self.loads(), self.scopes.pin_of(pool)):
             if await self.is_ready(shard):
-                await self._ownership.give(pool, shard, self.scopes.may_get(pool, shard))
+                await self._ownership.give(pool, shard, self.scopes.check_new_owner(pool, shard))
                 return
 
     async def move(self, pool: str, to: int, *, dry_run: bool = False) -> ShardMoved:
@@ -178,7 +178,7 @@ class RunningShards(ShardLookup):
     async def _write(self, pool: str, shard: int) -> None:
         """Write the new owner, or raise; after an unknown outcome, reads whether it was written."""
         try:
-            await self._ownership.move(pool, shard, self.scopes.may_get(pool, shard))
+            await self._ownership.move(pool, shard, self.scopes.check_new_owner(pool, shard))
         except Conflict:
             raise
         except TwineError as e:
@@ -205,7 +205,7 @@ class RunningShards(ShardLookup):
             )
         if to >= self.count:
             raise NotFound(f"there is no shard {to}: they are 0 to {self.count - 1}")
-        self.scopes.may_get(pool, to)
+        self.scopes.check_new_owner(pool, to)
 
     # -- calls about one shard
 

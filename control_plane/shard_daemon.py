@@ -28,7 +28,7 @@ from control_plane.shards.ownership import OwnershipMap
 from control_plane.shards.processes import OwnRole, RoleLeaders
 from control_plane.store import Store
 from control_plane.task_control.caller import ControllerCaller
-from control_plane.task_control.core.addresses import rules_of
+from control_plane.task_control.core.addresses import address_rules
 from wire.errors import TwineError
 from wire.listen import serving, tcp_socket
 
@@ -76,7 +76,7 @@ async def _load(
     tls = identity.agents_context()
     ownership, processes = OwnershipMap(store), RoleLeaders(store, role)
     images = _Images(processes, identity.core_context(), runtime)
-    rules = rules_of(config.controller_networks, config.reachable_at())
+    rules = address_rules(config.controller_networks, config.reachable_at())
     patience = PollPatience(config.scheduler.poll_wait_s, config.scheduler.poll_patience_s)
 
     def agent_client(machine: MachineRecord) -> PolledAgent:

@@ -167,7 +167,7 @@ class ShardLookup:
                     jobs=sum(counters.jobs_of[name] for name in names),
                     tasks=sum(counters.tasks_of[name] for name in names),
                     moving=sorted(coming[number]),
-                    region=self.scopes.of(number),
+                    region=self.scopes.region_of(number),
                     pinned={pool: at for pool in own if (at := specs[pool].region)},
                 )
             )

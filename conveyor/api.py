@@ -96,13 +96,13 @@ class CompareGate(_FilePart, frozen=True, kw_only=True):
     tolerance: Annotated[float, Meta(ge=0, le=10)] = 0.1
     """The new median may be worse by this share of the stable one."""
     significance: Annotated[float, Meta(gt=0, le=0.5)] = 0.05
-    """Probability of a false alarm per look (one-sided Mann-Whitney U test)."""
+    """Probability of a false alarm per measurement (one-sided Mann-Whitney U test)."""
     samples: Annotated[int, Meta(ge=5, le=10_000)] = 10
     """Fewer samples on either side are no data."""
     window_s: Annotated[float, Meta(ge=10, le=DAY_S)] = 300.0
     """Samples are taken over this time before now, but not from before the stage was reached."""
     step_s: Interval = 15.0
-    """Between two samples of a series; at least the scrape interval."""
+    """Interval between two samples of a series; at least the scrape interval."""
 
 
 class HealthGate(_FilePart, frozen=True, kw_only=True):
@@ -160,11 +160,11 @@ class PipelineGate(_FilePart, frozen=True, kw_only=True):
     command: CommandGate | None = None
     approval: ApprovalGate | None = None
     every_s: Interval = 15.0
-    """Between two measurements."""
+    """Interval between two measurements."""
     failures: Annotated[int, Meta(ge=1, le=100)] = 1
     """Measurements in a row that must fail before the gate fails."""
     deadline_s: Span = 300.0
-    """After the soak a gate without a passing measurement fails at this time: missing data is a
+    """A gate without a passing measurement this long after the soak fails: missing data is a
     failure."""
 
 

@@ -65,7 +65,7 @@ async def run_service(
 ) -> None:
     """Run the service until `stopping` is set; waits while another instance has the store.
 
-    `round_s`: interval between looks at jobs and hosts that are changing, in seconds.
+    `round_s` is the interval between reads of jobs and hosts that are changing, in seconds.
     """
     runtime = Runtime()
     store = open_store(config)

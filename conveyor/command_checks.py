@@ -1,7 +1,7 @@
 """Gates that run a command: each check is a job of one task that runs once.
 
-The job is named after the pipeline and the gate. Its environment identifies the check, so a check
-of another stage, or one that began during the soak, is never mistaken for this one.
+The job is named after the pipeline and the gate. A variable of its environment identifies the run,
+the step and whether the soak was over, so that a result is never counted for another check.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from control_plane.api.job_life import JobLife
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.client import ControlPlaneClient
 from conveyor.api import CommandGate
-from conveyor.core import judge
-from conveyor.core.judge import Measured
+from conveyor.core import evaluation
+from conveyor.core.evaluation import Measurement
 from conveyor.core.stages import steps
 from conveyor.runs import GateOutcome, JobProgress, PipelineRun
 from wire.errors import NotFound
 
-MARK = "PIPELINE_CHECK"
-"""Variable that marks a job as a check."""
-_BLAMELESS = ("lost", "cut-off", "evicted", "oomd-kill")
-"""Ends that are caused by the machine, and not by the checked tasks."""
+CHECK_VARIABLE = "PIPELINE_CHECK"
+"""Environment variable with the id of a check; other jobs do not have it."""
+_MACHINE_CAUSED = ("lost", "cut-off", "evicted", "oomd-kill")
+"""Results that the machine causes, and not the command."""
 
 
 class CommandChecks:
@@ -32,30 +32,30 @@ class CommandChecks:
         self._client = client
 
     async def measure(
-        self, name: str, run: PipelineRun, seen: Sequence[JobProgress], now: float
-    ) -> Measured | None:
-        """Return the outcome of a command once it ended, None while it runs."""
+        self, name: str, run: PipelineRun, jobs: Sequence[JobProgress], now: float
+    ) -> Measurement | None:
+        """Return the outcome of a command once it has ended; None: it starts or runs."""
         gate = run.spec.gates[name].command
         assert gate is not None
-        is_soaked = judge.soaked_s(run, now) >= steps(run.spec)[run.step].stage.soak_s
-        mark = f"{run.number}.{len(run.steps)}.{'after' if is_soaked else 'in'}-soak"
+        is_soaked = evaluation.soaked_s(run, now) >= steps(run.spec)[run.step].stage.soak_s
+        check_id = f"{run.number}.{len(run.steps)}.{'after' if is_soaked else 'in'}-soak"
         job = check_job_name(run.spec.name, name)
         try:
             record = (await self._client.get_job(job)).record
         except NotFound:
-            base = (await self._client.get_job(seen[0].job)).record.spec
-            spec = _check_spec(job, gate, base, run, mark, seen)
+            base = (await self._client.get_job(jobs[0].job)).record.spec
+            spec = _check_spec(job, gate, base, run, check_id, jobs)
             await self._client.apply_job(spec, is_new=True)
             return None
-        known = record.spec.environment.get(MARK)
-        if known is None:
-            return judge.no_data(f"job {job} is not a check of a pipeline: rename the gate")
+        running_id = record.spec.environment.get(CHECK_VARIABLE)
+        if running_id is None:
+            return evaluation.no_data(f"job {job} is not a check of a pipeline: rename the gate")
         if record.stopping:
             return None
-        found = outcome_of(record) if known == mark else None
-        if found is not None or known != mark:
+        outcome = outcome_of(record) if running_id == check_id else None
+        if outcome is not None or running_id != check_id:
             await self._client.stop_job(job)
-        return found
+        return outcome
 
     async def end(self, run: PipelineRun) -> None:
         """Stop the remaining checks of a run that ended."""
@@ -67,7 +67,7 @@ class CommandChecks:
                 record = (await self._client.get_job(job)).record
             except NotFound:
                 continue
-            if record.spec.environment.get(MARK, "").startswith(f"{run.number}."):
+            if record.spec.environment.get(CHECK_VARIABLE, "").startswith(f"{run.number}."):
                 await self._client.stop_job(job)
 
 
@@ -76,20 +76,22 @@ def check_job_name(pipeline: str, gate: str) -> str:
     return f"{pipeline}-check-{gate}"
 
 
-def outcome_of(record: JobRecord) -> Measured | None:
-    """Return the result of a check from its end; None: it runs, or waits for a machine."""
+def outcome_of(record: JobRecord) -> Measurement | None:
+    """Return the result of a check that has ended; None: it runs, or waits for a machine."""
     for task in record.tasks:
         last = task.last_exit
         if task.state is TaskState.FAILED and last is None:
-            return Measured(GateOutcome.FAIL, f"the command cannot be started: {task.reason}", {})
+            return Measurement(
+                GateOutcome.FAIL, f"the command cannot be started: {task.reason}", {}
+            )
         if task.state not in (TaskState.STOPPED, TaskState.FAILED) or last is None:
             continue
-        if last.result in _BLAMELESS:
-            return judge.no_data(f"the command ended abnormally: {exit_text(last)}")
+        if last.result in _MACHINE_CAUSED:
+            return evaluation.no_data(f"the command ended abnormally: {exit_text(last)}")
         numbers = {} if last.code is None else {"exit": float(last.code)}
         is_good = last.result == "success" and task.health is not Health.UNHEALTHY
         outcome = GateOutcome.PASS if is_good else GateOutcome.FAIL
-        return Measured(outcome, f"the command ended: {exit_text(last)}", numbers)
+        return Measurement(outcome, f"the command ended: {exit_text(last)}", numbers)
     return None
 
 
@@ -98,17 +100,19 @@ def _check_spec(
     gate: CommandGate,
     base: JobSpec,
     run: PipelineRun,
-    mark: str,
-    seen: Sequence[JobProgress],
+    check_id: str,
+    jobs: Sequence[JobProgress],
 ) -> JobSpec:
     environment = {
         **gate.environment,
-        MARK: mark,
+        CHECK_VARIABLE: check_id,
         "PIPELINE": run.spec.name,
         "PIPELINE_RUN": str(run.number),
         "PIPELINE_IMAGE": run.image,
-        "PIPELINE_NEW_TASKS": " ".join(task for one in seen for task in one.new_tasks),
-        "PIPELINE_STABLE_TASKS": " ".join(task for one in seen for task in one.stable_tasks),
+        "PIPELINE_NEW_TASKS": " ".join(task for progress in jobs for task in progress.new_tasks),
+        "PIPELINE_STABLE_TASKS": " ".join(
+            task for progress in jobs for task in progress.stable_tasks
+        ),
     }
     return JobSpec(
         name=job,

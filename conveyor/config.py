@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -83,6 +84,11 @@ def load(path: Path | None) -> ConveyorConfig:
         if fleet.probe and not fleet.hosts:
             raise ConfigError(
                 f"{path} is not valid: fleets.{name}.hosts is missing: probe needs it"
+            )
+        repeated = sorted(host for host, count in Counter(fleet.hosts).items() if count > 1)
+        if repeated:
+            raise ConfigError(
+                f"{path} is not valid: fleets.{name}.hosts names twice: {', '.join(repeated)}"
             )
     return config
 

@@ -1,7 +1,7 @@
-"""Fleets of hosts as targets of pipelines: stores the wanted state, and carries it out.
+"""Fleets of hosts as targets of pipelines: stores which release is wanted, and installs it.
 
-`FleetReleases` has the interface of a job (`PushWriter`). The wanted state is stored before a host
-is changed, and a command that a crash interrupted is run again.
+`FleetReleases` has the interface of jobs (`PushWriter`). The wanted state is stored before a host
+is changed. A command that a crash interrupted is run again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conveyor.api import FLEET
 from conveyor.config import FleetSettings
 from conveyor.core import fleet
 from conveyor.core.acts import DeliveryAct
-from conveyor.core.fleet import FleetPatience, FleetRecord, HostSeen
+from conveyor.core.fleet import FleetRecord, FleetTimeouts, ObservedHost
 from conveyor.fleet_hosts import FleetHosts
 from conveyor.push import PushWriter
 from conveyor.records import decoded, encoded
@@ -47,19 +47,20 @@ class FleetReleases:
         self._boot = boot
         self._locks = {name: asyncio.Lock() for name in settings}
 
-    async def look(self, job: str, image: str) -> JobProgress:
+    async def read_progress(self, job: str, image: str) -> JobProgress:
         """Return the progress of a job or a fleet with an image or a release."""
         if not job.startswith(FLEET):
-            return await self._jobs.look(job, image)
+            return await self._jobs.read_progress(job, image)
         name = job.removeprefix(FLEET)
         if name not in self._settings:
             return JobProgress(job=job)
         record, _ = await self._read(name)
-        seen = await self._hosts.look(self._settings[name])
-        return fleet.fleet_progress(job, record, seen, image, self._settings[name].max_unavailable)
+        settings = self._settings[name]
+        hosts = await self._hosts.observe(settings)
+        return fleet.fleet_progress(job, record, hosts, image, settings.max_unavailable)
 
     async def newest_image(self, name: str) -> str:
-        """Return the newest image of a name: only jobs have images."""
+        """Return the newest image of a name; only jobs have images."""
         return await self._jobs.newest_image(name)
 
     async def write(self, act: DeliveryAct) -> None:
@@ -69,14 +70,14 @@ class FleetReleases:
         name = act.job.removeprefix(FLEET)
         if name not in self._settings:
             raise NotFound(f"there is no fleet {name!r}", hint="conveyor.toml: [fleets.NAME]")
-        record, now = (await self._read(name))[0], ""
+        record, common = (await self._read(name))[0], ""
         if not record.release:
-            now = fleet.common_release(await self._hosts.look(self._settings[name]))
-        await self._change(name, lambda record: fleet.written(record, act, now))
+            common = fleet.common_release(await self._hosts.observe(self._settings[name]))
+        await self._change(name, lambda record: fleet.apply_act(record, act, common))
 
     async def run(self) -> None:
         """Carry out the wanted state of all fleets until cancelled; `Busy` if the store is lost."""
-        loops = [asyncio.ensure_future(self._follow(name)) for name in self._settings]
+        loops = [asyncio.ensure_future(self._run_rounds(name)) for name in self._settings]
         try:
             await asyncio.gather(*loops, asyncio.Event().wait())
         finally:
@@ -84,7 +85,7 @@ class FleetReleases:
                 loop.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
 
-    async def _follow(self, name: str) -> None:
+    async def _run_rounds(self, name: str) -> None:
         while True:
             try:
                 await self.round(name)
@@ -95,26 +96,26 @@ class FleetReleases:
             await asyncio.sleep(self._round_s)
 
     async def round(self, name: str) -> None:
-        """Look, decide, store, and run the command of one host."""
+        """Observe the hosts, decide, store the decision, and run the command of one host."""
         settings = self._settings[name]
         record, _ = await self._read(name)
         if not record.release:
             return
-        seen: list[HostSeen] = []
+        hosts: list[ObservedHost] = []
         if record.work is None or record.work.installed is not None:
-            seen = await self._hosts.look(settings)
-        patience, now = FleetPatience(settings.healthy_s, settings.settle_s), self._runtime.date()
+            hosts = await self._hosts.observe(settings)
+        timeouts, now = FleetTimeouts(settings.healthy_s, settings.settle_s), self._runtime.date()
 
-        def advanced(record: FleetRecord) -> FleetRecord:
-            taken = fleet.taken_over(record, now, self._boot)
-            return fleet.advanced(taken, seen, patience, now) if seen else record
+        def advance(record: FleetRecord) -> FleetRecord:
+            continued = fleet.continued_on(record, now, self._boot)
+            return fleet.advance(continued, hosts, timeouts, now) if hosts else record
 
-        after = await self._change(name, advanced)
+        after = await self._change(name, advance)
         if after.work is not None and after.work.installed is None:
             await self._install(name, after.work.host, after.work.release)
 
     async def _install(self, name: str, host: str, release: str) -> None:
-        """Run a command outside of the lock, and record its result."""
+        """Run the command of a host without the fleet's lock, and store its result."""
         if failure := self._store.failure():
             raise Busy(f"cannot change hosts: {failure}")
         log.info("install", extra={"fleet": name, "host": host, "release": release})
@@ -123,10 +124,10 @@ class FleetReleases:
         except TwineError as e:
             failed, now = str(e), self._runtime.date()
             log.warning("install failed", extra={"fleet": name, "host": host, "reason": failed})
-            await self._change(name, lambda record: fleet.host_failed(record, failed, now))
+            await self._change(name, lambda record: fleet.after_failure(record, failed, now))
         else:
             now = self._runtime.date()
-            await self._change(name, lambda record: fleet.installed(record, now, self._boot))
+            await self._change(name, lambda record: fleet.after_install(record, now, self._boot))
 
     async def _read(self, name: str) -> tuple[FleetRecord, int]:
         entry = await self._store.get(FLEETS + name)
@@ -135,7 +136,7 @@ class FleetReleases:
         return decoded(entry.value, FleetRecord, entry.key), entry.revision
 
     async def _change(self, name: str, change: Change) -> FleetRecord:
-        """Store what `change` makes of the record of a fleet, and return it."""
+        """Apply a change to the stored record of a fleet, and return the result."""
         async with self._locks[name]:
             before, revision = await self._read(name)
             after = change(before)

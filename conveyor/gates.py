@@ -1,4 +1,4 @@
-"""Measures gates: Prometheus queries, HTTP checks, task health. A failed request is no data."""
+"""Measures gates: Prometheus queries, HTTP checks, task health. A failed request gives no data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Protocol
 import aiohttp
 
 from conveyor.api import CompareGate, HttpGate, QueryGate
-from conveyor.core import judge
-from conveyor.core.judge import Measured
+from conveyor.core import evaluation
+from conveyor.core.evaluation import Measurement
 from conveyor.runs import JobProgress, PipelineRun
 from wire.errors import TwineError, Unreachable
 from wire.prometheus import Prometheus
@@ -23,13 +23,13 @@ NONE_MATCHES = "$^"
 """A regular expression that matches no task."""
 
 
-class GateReader(Protocol):
-    """Measures gates: all of them (`GateMeter`), or only commands (`command_checks`)."""
+class GateMeasurements(Protocol):
+    """Measures gates of every kind (`GateMeter`), or of kind `command` (`CommandChecks`)."""
 
     async def measure(
-        self, name: str, run: PipelineRun, seen: Sequence[JobProgress], now: float
-    ) -> Measured | None:
-        """Return one measurement of a gate, None: it is under way."""
+        self, name: str, run: PipelineRun, jobs: Sequence[JobProgress], now: float
+    ) -> Measurement | None:
+        """Return one measurement of a gate; None: the measurement has not ended."""
         ...
 
     async def end(self, run: PipelineRun) -> None:
@@ -40,32 +40,32 @@ class GateReader(Protocol):
 class GateMeter:
     """Measures the gates of a step; `checks` runs command gates."""
 
-    def __init__(self, checks: GateReader | None = None) -> None:
+    def __init__(self, checks: GateMeasurements | None = None) -> None:
         self._checks = checks
 
     async def measure(
-        self, name: str, run: PipelineRun, seen: Sequence[JobProgress], now: float
-    ) -> Measured | None:
-        """Return one measurement of a gate, None: it is under way; `now` in seconds since 1970.
+        self, name: str, run: PipelineRun, jobs: Sequence[JobProgress], now: float
+    ) -> Measurement | None:
+        """Return one measurement of a gate; None: the measurement has not ended.
 
-        Never raises `TwineError`: a failed measurement is no data.
+        `now` is in seconds since 1970. Never raises `TwineError`: a failed request gives no data.
         """
         gate, prometheus, time = run.spec.gates[name], run.spec.prometheus, run.steps[-1]
         reached = time.reached or now
         try:
             if gate.command is not None and self._checks is not None:
-                return await self._checks.measure(name, run, seen, now)
+                return await self._checks.measure(name, run, jobs, now)
             if gate.health is not None:
-                return judge.of_health(gate.health, seen, time.restarts or 0)
+                return evaluation.evaluate_health(gate.health, jobs, time.restarts or 0)
             if gate.query is not None:
-                return await _query(gate.query, prometheus, seen)
+                return await _query(gate.query, prometheus, jobs)
             if gate.compare is not None:
-                return await _compare(gate.compare, prometheus, seen, now - reached)
+                return await _compare(gate.compare, prometheus, jobs, now - reached)
             assert gate.http is not None
             return await _http(gate.http)
         except TwineError as e:
-            about = "" if gate.http or gate.command else f"Prometheus at {prometheus}: "
-            return judge.no_data(f"{about}{e}")
+            prefix = "" if gate.http or gate.command else f"Prometheus at {prometheus}: "
+            return evaluation.no_data(f"{prefix}{e}")
 
     async def end(self, run: PipelineRun) -> None:
         """Stop the checks that measurements of an ended run left behind."""
@@ -78,44 +78,49 @@ def tasks_pattern(tasks: Sequence[str]) -> str:
     return "|".join(tasks) if tasks else NONE_MATCHES
 
 
-async def _query(gate: QueryGate, prometheus: str, seen: Sequence[JobProgress]) -> Measured:
-    tasks = tasks_pattern([task for job in seen for task in job.new_tasks])
+async def _query(gate: QueryGate, prometheus: str, jobs: Sequence[JobProgress]) -> Measurement:
+    tasks = tasks_pattern([task for job in jobs for task in job.new_tasks])
     query = gate.promql.replace("$tasks", tasks)
     async with Prometheus(prometheus) as server:
-        found = await server.query(query)
-    if (text := found.scalar()) is not None:
-        return judge.of_query(gate, {"scalar": _number(text)})
-    results = found.series("vector")
-    series = {_named(r.metric): _number(r.value[1]) for r in results if r.value is not None}
-    return judge.of_query(gate, series)
+        answer = await server.query(query)
+    if (text := answer.scalar()) is not None:
+        return evaluation.evaluate_query(gate, [("scalar", _number(text))])
+    series = [
+        (_series_name(result.metric), _number(result.value[1]))
+        for result in answer.series("vector")
+        if result.value is not None
+    ]
+    return evaluation.evaluate_query(gate, series)
 
 
 async def _compare(
-    gate: CompareGate, prometheus: str, seen: Sequence[JobProgress], age_s: float
-) -> Measured:
+    gate: CompareGate, prometheus: str, jobs: Sequence[JobProgress], age_s: float
+) -> Measurement:
     window_s = max(0.0, min(gate.window_s, age_s))
     step_s = max(gate.step_s, window_s / POINTS_MAX)
     sides = []
     async with Prometheus(prometheus) as server:
         for tasks in (
-            [task for job in seen for task in job.new_tasks],
-            [task for job in seen for task in job.stable_tasks],
+            [task for job in jobs for task in job.new_tasks],
+            [task for job in jobs for task in job.stable_tasks],
         ):
             query = gate.promql.replace("$tasks", tasks_pattern(tasks))
             end = time.time()  # Prometheus' clock is assumed to agree
-            found = await server.query_range(query, end - window_s, end, step_s)
-            sides.append([_number(text) for r in found.series("matrix") for _, text in r.values])
-    return judge.of_comparison(gate, *sides)
+            answer = await server.query_range(query, end - window_s, end, step_s)
+            sides.append([_number(text) for r in answer.series("matrix") for _, text in r.values])
+    return evaluation.evaluate_comparison(gate, *sides)
 
 
-async def _http(gate: HttpGate) -> Measured:
+async def _http(gate: HttpGate) -> Measurement:
     began = time.monotonic()
     status, body = await _get(gate.url, gate.timeout_s, TEXT_MAX_BYTES)
     text = body.decode(errors="replace")
-    return judge.of_http(gate.status, gate.contains, status, text, time.monotonic() - began)
+    return evaluation.evaluate_http(
+        gate.status, gate.contains, status, text, time.monotonic() - began
+    )
 
 
-async def _get(url: str, timeout_s: float, most: int) -> tuple[int, bytes]:
+async def _get(url: str, timeout_s: float, max_bytes: int) -> tuple[int, bytes]:
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with (
@@ -125,14 +130,14 @@ async def _get(url: str, timeout_s: float, most: int) -> tuple[int, bytes]:
             body = bytearray()
             async for chunk in response.content.iter_chunked(1 << 16):
                 body += chunk
-                if len(body) >= most:
+                if len(body) >= max_bytes:
                     break
-            return response.status, bytes(body[:most])
+            return response.status, bytes(body[:max_bytes])
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
         raise Unreachable(f"no answer from {url}: {str(e) or type(e).__name__}") from e
 
 
-def _named(metric: Mapping[str, str]) -> str:
+def _series_name(metric: Mapping[str, str]) -> str:
     return metric.get("task") or metric.get("instance") or ",".join(metric.values()) or "value"
 
 

@@ -1,4 +1,4 @@
-"""Notifications of unsuccessful runs: each URL gets one, and again until it answers."""
+"""Notifications of unsuccessful runs: each is sent again until its URL answers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from conveyor.runs import PipelineRun
 from wire.errors import TwineError, Unreachable
 
 log = logging.getLogger(__name__)
-AGAIN_S = 60.0
-FOR_S = 86_400.0
+RETRY_S = 60.0
+"""Interval between two attempts to send a notification."""
+DROP_AFTER_S = 86_400.0
 """A notification is dropped after this many seconds without delivery."""
 Notify = Callable[[str, object], Awaitable[None]]
 
@@ -41,16 +42,17 @@ class Notifications:
 
     def __init__(self, runtime: Runtime, send: Notify = notify) -> None:
         self._runtime, self.send = runtime, send
-        self._tried: dict[tuple[str, int], float] = {}
+        self._sent_at: dict[tuple[str, int], float] = {}
         """Pipeline and run → when its notifications were last sent."""
         self._answered: dict[tuple[str, int], set[str]] = {}
+        """Pipeline and run → URLs that have answered."""
 
     async def deliver(self, pipeline: str, run: PipelineRun) -> bool:
-        """Return whether no notification of a run is left to send."""
+        """Send the notifications of a run; return whether none is left to send."""
         key, now = (pipeline, run.number), self._runtime.date()
-        if 0 <= now - self._tried.get(key, float("-inf")) < AGAIN_S:
+        if 0 <= now - self._sent_at.get(key, float("-inf")) < RETRY_S:
             return False
-        self._tried[key] = now
+        self._sent_at[key] = now
         answered = self._answered.setdefault(key, set())
         for url in run.spec.on_failure.notify:
             if url in answered:
@@ -61,8 +63,13 @@ class Notifications:
                 log.warning("notification failed", extra={"pipeline": pipeline, "reason": str(e)})
             else:
                 answered.add(url)
-        is_late = now - (run.ended or now) >= FOR_S
+        is_late = now - (run.ended or now) >= DROP_AFTER_S
         if not is_late and not answered >= set(run.spec.on_failure.notify):
             return False
-        del self._tried[key], self._answered[key]
+        del self._sent_at[key], self._answered[key]
         return True
+
+    def forget(self, pipeline: str) -> None:
+        """Drop what is remembered of a removed pipeline: another one may get its name."""
+        for key in [key for key in self._sent_at if key[0] == pipeline]:
+            del self._sent_at[key], self._answered[key]

@@ -6,6 +6,7 @@ Rules of a single field are in its type (`api`); rules between fields are here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -38,44 +39,47 @@ def pipeline_spec(document: Any, what: str) -> PipelineSpec:
     Sizes and durations may be text with a unit (`10m`).
     """
     document = plain(document, PipelineSpec)
-    if found := [*violations(document, PipelineSpec), *pipeline_relations(document)][:MAX_ERRORS]:
-        error = invalid(found, what)
+    if errors := [*violations(document, PipelineSpec), *pipeline_relations(document)][:MAX_ERRORS]:
+        error = invalid(errors, what)
         error.hint = "nothing was changed; docs/pipeline-file.md lists every key"
         raise error
     return msgspec.convert(document, PipelineSpec)
 
 
 def pipeline_relations(document: Any) -> list[FieldError]:
-    """Return the contradictions between fields of a pipeline, as far as they are readable."""
+    """Return the contradictions between those fields of a pipeline that have valid values."""
     if not isinstance(document, dict):
         return []
-    return list(_relations(document))[:MAX_ERRORS]
+    return list(_relation_errors(document))[:MAX_ERRORS]
 
 
-def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:
-    jobs = document.get("jobs")
-    if isinstance(jobs, list):
-        repeated = sorted({str(j) for j in jobs if jobs.count(j) > 1})
-        if repeated:
-            yield FieldError(field="jobs", reason=f"named twice: {', '.join(repeated)}")
-    yield from _of_targets(document)
+def _relation_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
+    for key in ("jobs", "fleets"):
+        names = document.get(key)
+        if isinstance(names, list):
+            repeated = sorted({str(name) for name in names if names.count(name) > 1})
+            if repeated:
+                yield FieldError(field=key, reason=f"named twice: {', '.join(repeated)}")
+    yield from _target_errors(document)
     gates = document.get("gates", {})
     gates = gates if isinstance(gates, dict) else {}
-    yield from _of_stages(document.get("stages"), gates)
+    yield from _stages_errors(document.get("stages"), gates)
     for name, gate in gates.items():
-        yield from _of_gate(f"gates.{name}", gate)
-        yield from _of_command(f"gates.{name}", name, gate, document.get("name"))
-    yield from _of_trigger(document.get("trigger", {}))
-    windows = _readable(document.get("windows"), DeliveryWindows)
+        yield from _gate_errors(f"gates.{name}", gate)
+        yield from _command_errors(f"gates.{name}", name, gate, document.get("name"))
+    yield from _trigger_errors(document.get("trigger", {}))
+    windows = _converted(document.get("windows"), DeliveryWindows)
     if windows is not None:
-        yield from _refused("windows.during", lambda: schedule.never(windows.during, windows.zone))
+        yield from _parse_errors(
+            "windows.during", lambda: schedule.parse_windows(windows.during, windows.zone)
+        )
     holds = document.get("holds")
     for index, hold in enumerate(holds if isinstance(holds, list) else []):
-        yield from _of_hold(f"holds[{index}]", hold)
+        yield from _hold_errors(f"holds[{index}]", hold)
 
 
-def _of_targets(document: dict[Any, Any]) -> Iterator[FieldError]:
-    """Refuse both and neither of jobs and fleets, and what only jobs can have."""
+def _target_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
+    """Require either jobs or fleets, and refuse keys of fleets that only jobs can have."""
     jobs, fleets = document.get("jobs"), document.get("fleets")
     if bool(jobs) == bool(fleets):
         found = "both" if jobs else "none"
@@ -93,13 +97,13 @@ def _of_targets(document: dict[Any, Any]) -> Iterator[FieldError]:
         yield FieldError(field="trigger.image", reason=reason)
 
 
-def _of_stages(stages: Any, gates: dict[Any, Any]) -> Iterator[FieldError]:
+def _stages_errors(stages: Any, gates: dict[Any, Any]) -> Iterator[FieldError]:
     if not isinstance(stages, list):
         return
-    read = [_readable(stage, PipelineStage) for stage in stages]
+    read = [_converted(stage, PipelineStage) for stage in stages]
     for index, stage in enumerate(read):
         if stage is not None:
-            yield from _of_stage(f"stages[{index}]", stage, gates)
+            yield from _stage_errors(f"stages[{index}]", stage, gates)
     if stages and (last := read[-1]) is not None and last.kind is not StageKind.ALL:
         reason = "the last stage must be of kind all; otherwise no run ever finishes"
         yield FieldError(field=f"stages[{len(stages) - 1}].kind", reason=reason)
@@ -115,7 +119,7 @@ def _of_stages(stages: Any, gates: dict[Any, Any]) -> Iterator[FieldError]:
         yield FieldError(field="stages", reason=reason)
 
 
-def _of_stage(where: str, stage: PipelineStage, gates: dict[Any, Any]) -> Iterator[FieldError]:
+def _stage_errors(where: str, stage: PipelineStage, gates: dict[Any, Any]) -> Iterator[FieldError]:
     needs = {StageKind.CANARY: "tasks", StageKind.PERCENT: "percent"}.get(stage.kind)
     for key in ("tasks", "percent"):
         given = getattr(stage, key) is not None
@@ -131,14 +135,14 @@ def _of_stage(where: str, stage: PipelineStage, gates: dict[Any, Any]) -> Iterat
         if name not in gates:
             reason = f"there is no table [gates.{name}]; known: {known}"
             yield FieldError(field=f"{where}.gates", reason=reason)
-    found = [_readable(gates.get(name), PipelineGate) for name in stage.gates]
-    for name, gate in zip(stage.gates, found, strict=True):
+    gate_tables = [_converted(gates.get(name), PipelineGate) for name in stage.gates]
+    for name, gate in zip(stage.gates, gate_tables, strict=True):
         if gate is not None and gate.compare is not None and stage.kind is StageKind.ALL:
             reason = f"gate {name} compares with stable tasks, and stage all leaves none"
             yield FieldError(field=f"{where}.gates", reason=reason)
 
 
-def _of_gate(where: str, gate: Any) -> Iterator[FieldError]:
+def _gate_errors(where: str, gate: Any) -> Iterator[FieldError]:
     if not isinstance(gate, dict):
         return
     given = [kind for kind in GATE_KINDS if gate.get(kind) is not None]
@@ -156,8 +160,8 @@ def _of_gate(where: str, gate: Any) -> Iterator[FieldError]:
         yield FieldError(field=f"{where}.compare.promql", reason=reason)
 
 
-def _of_command(where: str, name: Any, gate: Any, pipeline: Any) -> Iterator[FieldError]:
-    read = _readable(gate, PipelineGate)
+def _command_errors(where: str, name: Any, gate: Any, pipeline: Any) -> Iterator[FieldError]:
+    read = _converted(gate, PipelineGate)
     if read is None or read.command is None:
         return
     if read.command.timeout_s > read.deadline_s:
@@ -172,40 +176,42 @@ def _of_command(where: str, name: Any, gate: Any, pipeline: Any) -> Iterator[Fie
         yield FieldError(field=where, reason=reason)
 
 
-def _of_trigger(document: Any) -> Iterator[FieldError]:
-    trigger = _readable(document, PipelineTrigger)
+def _trigger_errors(document: Any) -> Iterator[FieldError]:
+    trigger = _converted(document, PipelineTrigger)
     if trigger is None:
         return
     if trigger.schedule and not trigger.image:
         yield FieldError(field="trigger.image", reason="missing: schedule gives only the time")
     for index, text in enumerate(trigger.schedule):
-        yield from _refused(f"trigger.schedule[{index}]", lambda t=text: schedule.start_time(t))  # type: ignore[misc]
-    yield from _refused("trigger.zone", lambda: schedule.never([], trigger.zone))
+        parse = partial(schedule.parse_start_time, text)
+        yield from _parse_errors(f"trigger.schedule[{index}]", parse)
+    yield from _parse_errors("trigger.zone", lambda: schedule.parse_windows([], trigger.zone))
 
 
-def _of_hold(where: str, document: Any) -> Iterator[FieldError]:
-    hold = _readable(document, DeliveryHold)
+def _hold_errors(where: str, document: Any) -> Iterator[FieldError]:
+    hold = _converted(document, DeliveryHold)
     if hold is None:
         return
     bad = [
-        *_refused(f"{where}.begin", lambda: schedule.moment(hold.begin)),
-        *_refused(f"{where}.end", lambda: schedule.moment(hold.end)),
+        *_parse_errors(f"{where}.begin", lambda: schedule.parse_time(hold.begin)),
+        *_parse_errors(f"{where}.end", lambda: schedule.parse_time(hold.end)),
     ]
     yield from bad
-    if not bad and schedule.moment(hold.begin) >= schedule.moment(hold.end):
+    if not bad and schedule.parse_time(hold.begin) >= schedule.parse_time(hold.end):
         yield FieldError(field=f"{where}.end", reason="not after begin")
 
 
-def _refused(field: str, read: Callable[[], object]) -> Iterator[FieldError]:
+def _parse_errors(field: str, parse: Callable[[], object]) -> Iterator[FieldError]:
+    """Yield the error of parsing a field, if there is one."""
     try:
-        read()
+        parse()
     except InvalidInput as e:
         hint = f"; {e.hint}" if e.hint else ""
         yield FieldError(field=field, reason=f"{e}{hint}")
 
 
-def _readable(value: Any, kind: type[T]) -> T | None:
-    """Return a part of the document as its type; None where `violations` refuses it."""
+def _converted(value: Any, kind: type[T]) -> T | None:
+    """Return a part of the document as its type; None if it is invalid (`violations` says why)."""
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError, UnicodeError):

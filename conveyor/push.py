@@ -1,7 +1,8 @@
-"""The only module that changes jobs: writes pushes as intents that replace the one it read.
+"""The only module that changes jobs: it writes their push intents.
 
-`PushWriter` is the interface; `PushIntents` writes the `push` intent. Size, holds, canaries and the
-runtime are other dimensions with other writers: job control composes them with the push.
+`PushWriter` is the interface, `PushIntents` calls the front end. A write names the version of the
+intent that it replaces. Size, holds, canaries and the runtime are other dimensions with other
+writers: job control composes them with the push.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from wire.errors import NotFound
 class PushWriter(Protocol):
     """The service's access to the control plane; each call raises `TwineError`."""
 
-    async def look(self, job: str, image: str) -> JobProgress:
-        """Return the progress of a job with an image; without an image the job does not exist."""
+    async def read_progress(self, job: str, image: str) -> JobProgress:
+        """Return the progress of a job with an image; that of a missing job has no image."""
         ...
 
     async def newest_image(self, name: str) -> str:
@@ -41,7 +42,7 @@ class PushIntents:
     def __init__(self, client: ControlPlaneClient) -> None:
         self._client = client
 
-    async def look(self, job: str, image: str) -> JobProgress:
+    async def read_progress(self, job: str, image: str) -> JobProgress:
         """Return the progress of a job with an image."""
         try:
             return progress(await self._client.get_job(job), image)
@@ -86,11 +87,12 @@ def newest(images: list[ImageInfo], name: str) -> str:
 
     A name of the image store means one image at a time, of any age; a digest means itself.
     """
-    found = [image for image in images if name in (*image.names, image.digest)]
-    found = found or [image for image in images if _is_named(image, name)]
-    last = max(found, key=lambda image: (image.created_at, image.digest), default=None)
+    matches = [image for image in images if name in (*image.names, image.digest)]
+    matches = matches or [image for image in images if _is_signed_as(image, name)]
+    last = max(matches, key=lambda image: (image.created_at, image.digest), default=None)
     return "" if last is None else last.digest
 
 
-def _is_named(image: ImageInfo, name: str) -> bool:
+def _is_signed_as(image: ImageInfo, name: str) -> bool:
+    """Return whether a name is an image's registry reference, or a name that it is signed with."""
     return image.reference == name or any(s.name == name for s in image.signatures)

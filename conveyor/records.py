@@ -1,4 +1,4 @@
-"""The delivery service's own store: pipelines, ended runs, every verdict."""
+"""The delivery service's own store: pipelines, their ended runs, and all verdicts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 @dataclass(slots=True)
-class KnownPipeline:
+class StoredPipeline:
     """A record and the revision it was read or written at; 0: it is not stored yet."""
 
     record: PipelineRecord
@@ -54,12 +54,12 @@ class DeliveryRecords:
         self._store = store
 
     def failure(self) -> str:
-        """Return why this process may no longer act (it lost the store); empty: it may."""
+        """Return why this process may no longer act, for instance a lost lease; empty: it may."""
         return self._store.failure()
 
-    async def all(self) -> tuple[dict[str, KnownPipeline], dict[str, DamagedPipeline]]:
+    async def all(self) -> tuple[dict[str, StoredPipeline], dict[str, DamagedPipeline]]:
         """Return every pipeline by name: those that can be read, and the damaged ones."""
-        known, damaged = dict[str, KnownPipeline](), dict[str, DamagedPipeline]()
+        known, damaged = dict[str, StoredPipeline](), dict[str, DamagedPipeline]()
         for entry in (await self._store.list_prefix(PIPELINES)).entries:
             name = entry.key.removeprefix(PIPELINES)
             try:
@@ -68,19 +68,19 @@ class DeliveryRecords:
                 damaged[name] = DamagedPipeline(str(e), entry.revision)
                 log.error("a pipeline is damaged", extra={"pipeline": name, "reason": str(e)})
             else:
-                known[name] = KnownPipeline(record, entry.revision)
+                known[name] = StoredPipeline(record, entry.revision)
         return known, damaged
 
-    async def get(self, name: str) -> KnownPipeline | None:
+    async def get(self, name: str) -> StoredPipeline | None:
         """Return a pipeline as it is stored."""
         entry = await self._store.get(PIPELINES + name)
         if entry is None:
             return None
-        return KnownPipeline(decoded(entry.value, PipelineRecord, entry.key), entry.revision)
+        return StoredPipeline(decoded(entry.value, PipelineRecord, entry.key), entry.revision)
 
     async def write(
-        self, known: KnownPipeline, record: PipelineRecord, ended: tuple[PipelineRun, ...] = ()
-    ) -> KnownPipeline:
+        self, known: StoredPipeline, record: PipelineRecord, ended: tuple[PipelineRun, ...] = ()
+    ) -> StoredPipeline:
         """Store a changed record with its new runs and verdicts, all or nothing.
 
         Raises `Conflict` if another process wrote the pipeline meanwhile. Afterwards it deletes
@@ -92,12 +92,12 @@ class DeliveryRecords:
             key = _run_key(name, run.number)
             operations.append(Put(key, encoded(StoredRun(run=run))))
         for number, verdict in _new_verdicts(known.record, record):
-            key = f"{_verdicts(name, record.active)}{number:08d}"
+            key = f"{_verdict_prefix(name, record.active)}{number:08d}"
             operations.append(Put(key, encoded(StoredVerdict(verdict=verdict))))
         revision = await self._store.txn({PIPELINES + name: known.revision}, operations)
         if ended:
             await self._drop_old(name, max(run.number for run in ended) - RUNS_KEPT)
-        return KnownPipeline(record, revision)
+        return StoredPipeline(record, revision)
 
     async def runs(self, record: PipelineRecord, limit: int) -> list[PipelineRun]:
         """Return the newest ended runs, newest first; damaged ones are left out."""
@@ -107,7 +107,7 @@ class DeliveryRecords:
     async def last_change(self, record: PipelineRecord) -> PipelineRun | None:
         """Return the newest ended run that changed something.
 
-        Raises `DamagedRecord` if a newer one is damaged: it may be the one.
+        Raises `DamagedRecord` if a newer run is damaged: it may have changed something.
         """
         for entry in reversed(await self._newest(record, 20)):
             run = decoded(entry.value, StoredRun, entry.key).run
@@ -116,9 +116,9 @@ class DeliveryRecords:
         return None
 
     async def _newest(self, record: PipelineRecord, limit: int) -> tuple[Entry, ...]:
-        """Return the rows of at least `limit` newest ended runs, oldest first.
+        """Return the stored rows of the newest ended runs, at least `limit` of them, oldest first.
 
-        Each number below `next_run` was given to one run; at most two of them have not ended.
+        Each number below `next_run` belongs to one run, and at most two of these have not ended.
         """
         prefix, first = f"{RUNS}{record.spec.name}/", max(0, record.next_run - limit - 3)
         return tuple((await self._store.list_prefix(prefix, f"{prefix}{first:06d}")).entries)
@@ -128,10 +128,18 @@ class DeliveryRecords:
         entry = await self._store.get(_run_key(name, number))
         return None if entry is None else decoded(entry.value, StoredRun, entry.key).run
 
-    async def verdicts(self, name: str, run: PipelineRun, most: int | None) -> list[GateVerdict]:
-        """Return the newest verdicts of a run (`most` None: all), oldest first."""
-        prefix = _verdicts(name, run)
-        first = 0 if most is None else max(0, run.measured - most)
+    async def find_run(self, name: str, number: int) -> PipelineRun | None:
+        """Return an ended run; None: its record was dropped, or is damaged."""
+        try:
+            return await self.run(name, number)
+        except DamagedRecord as e:
+            log.warning("a run is left out", extra={"pipeline": name, "reason": str(e)})
+            return None
+
+    async def verdicts(self, name: str, run: PipelineRun, limit: int | None) -> list[GateVerdict]:
+        """Return the newest verdicts of a run, oldest first; `limit` None: all of them."""
+        prefix = _verdict_prefix(name, run)
+        first = 0 if limit is None else max(0, run.measured - limit)
         listing = await self._store.list_prefix(prefix, f"{prefix}{first:08d}")
         return [stored.verdict for stored in _readable(listing.entries, StoredVerdict)]
 
@@ -146,9 +154,9 @@ class DeliveryRecords:
         await self._store.txn({key: revision}, [Delete(key)])
 
     async def _drop_old(self, name: str, last: int) -> None:
-        """Delete the ended runs up to a number: the verdicts of each first, so that none is left.
+        """Delete the ended runs up to a number, the verdicts of each run first.
 
-        A failure is logged: the caller's record is stored.
+        A failure is only logged, because the caller's record is stored already.
         """
         try:
             for entry in (await self._store.list_prefix(f"{RUNS}{name}/")).entries:
@@ -169,13 +177,13 @@ def _run_key(name: str, number: int) -> str:
     return f"{RUNS}{name}/{number:06d}"
 
 
-def _verdicts(name: str, run: PipelineRun | None) -> str:
+def _verdict_prefix(name: str, run: PipelineRun | None) -> str:
     assert run is not None
     return f"{VERDICTS}{name}/{run.number:06d}/"
 
 
 def _new_verdicts(before: PipelineRecord, after: PipelineRecord) -> list[tuple[int, GateVerdict]]:
-    """Return the verdicts that only the second record has, with their numbers."""
+    """Return the verdicts that `after` has and `before` lacks, with their numbers."""
     run = after.active
     if run is None:
         return []
@@ -187,7 +195,7 @@ def _new_verdicts(before: PipelineRecord, after: PipelineRecord) -> list[tuple[i
 
 
 def _readable(entries: Iterable[Entry], kind: type[T]) -> Iterator[T]:
-    """Yield the rows of a history that can be read."""
+    """Yield the records of rows; a damaged row is logged and left out."""
     for entry in entries:
         try:
             yield decoded(entry.value, kind, entry.key)
@@ -196,12 +204,12 @@ def _readable(entries: Iterable[Entry], kind: type[T]) -> Iterator[T]:
 
 
 def encoded(record: msgspec.Struct) -> bytes:
-    """Return the stored form of a record; that of a fleet of 10,000 hosts is long."""
+    """Return the stored form of a record, compressed if it is long, as of 10,000 hosts."""
     return packed(msgspec.json.encode(record))
 
 
 def decoded(data: bytes, kind: type[T], key: str) -> T:
-    """Return a stored record, or raise `DamagedRecord`; `ConfigError` where it is newer."""
+    """Return a stored record. Raises `DamagedRecord`, or `ConfigError` for a newer schema."""
     try:
         data = unpacked(data)
         schema = msgspec.json.decode(data, type=_SchemaOnly).schema
@@ -209,7 +217,7 @@ def decoded(data: bytes, kind: type[T], key: str) -> T:
             return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeError, zlib.error) as e:
         raise DamagedRecord(
-            f"cannot read {key}: the stored record is damaged: {e}", hint=_hint(key)
+            f"cannot read {key}: the stored record is damaged: {e}", hint=_repair_hint(key)
         ) from e
     raise ConfigError(
         f"cannot read {key}: schema {schema} is newer than {SCHEMA}",
@@ -217,7 +225,7 @@ def decoded(data: bytes, kind: type[T], key: str) -> T:
     )
 
 
-def _hint(key: str) -> str:
+def _repair_hint(key: str) -> str:
     if not key.startswith(PIPELINES):
         return "restore the last backup"
     name = key.removeprefix(PIPELINES)

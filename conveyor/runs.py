@@ -34,7 +34,7 @@ ENDED = frozenset(
 )
 
 
-def short(image: str) -> str:
+def short_image(image: str) -> str:
     """Return a short form of an image or a release: the first digits of a digest."""
     return image[7:19] if image.startswith("sha256:") else image
 
@@ -140,9 +140,9 @@ class PipelineRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Why it failed, or was ended."""
 
     @property
-    def brings(self) -> str:
-        """Return the image or the release of the run, as text."""
-        return f"{'release' if self.spec.fleets else 'image'} {short(self.image)}"
+    def content(self) -> str:
+        """Return the image or the release that the run delivers, as text."""
+        return f"{'release' if self.spec.fleets else 'image'} {short_image(self.image)}"
 
 
 class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,7 +210,8 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that run the run's image."""
     new_healthy: int = 0
     new_unhealthy: int = 0
-    """Of those: unhealthy, or restarted again and again; a starting one is neither."""
+    """New tasks that are unhealthy, or that fail again and again. A starting task is neither
+    healthy nor unhealthy."""
     healthy: int = 0
     restarts: int = 0
     """Restarts of the tasks that run the run's image."""

@@ -1,4 +1,4 @@
-"""Configuration file of a controller: its kind, its job, its address."""
+"""Reads the configuration file of a controller: its kind, its job, its address."""
 
 from __future__ import annotations
 
@@ -49,8 +49,11 @@ class ShardsConfig(_FileTable, frozen=True, kw_only=True):
     map: Annotated[str, Meta(min_length=1)]
     """File or URL of a JSON object: shard → indexes of the tasks that hold a replica."""
     most_down: Annotated[int, Meta(ge=1, le=100)] = 1
+    """Replicas of a shard that may be unavailable at once."""
     rebuild_s: Annotated[float, Meta(ge=0)] = 1800.0
+    """Time to rebuild a replica elsewhere; tasks do not move because of shorter outages."""
     at_once: Annotated[int, Meta(ge=1)] | None = None
+    """Tasks that may be unavailable at once; none: as many as the shards allow."""
 
 
 class StatelessConfig(_FileTable, frozen=True, kw_only=True):
@@ -61,8 +64,11 @@ class StatelessConfig(_FileTable, frozen=True, kw_only=True):
     load: Share = 1.0
     """Load of the tasks if there is no `load_url`."""
     full_load: Annotated[float, Meta(gt=0, le=1)] = 0.8
+    """Highest load of the tasks while some of them are unavailable."""
     at_most: Share = 0.25
+    """Largest share of the tasks that may be unavailable at once, at any load."""
     at_least: Annotated[int, Meta(ge=0)] = 1
+    """Number of tasks that may always be unavailable, at any load."""
 
 
 class NeverConfig(_FileTable, frozen=True, kw_only=True):
@@ -107,7 +113,7 @@ def load(path: Path) -> ControllerConfig:
 
 def controller(config: ControllerConfig) -> Process:
     """Return the controller of a configuration. Raises `ConfigError` for wrong windows."""
-    decide = _kind(config)
+    decide = _decision(config)
     try:
         never = Never.of(config.never.during, config.never.zone) if config.never else None
     except InvalidInput as e:
@@ -121,7 +127,7 @@ def controller(config: ControllerConfig) -> Process:
     return process
 
 
-def _kind(config: ControllerConfig) -> Process:
+def _decision(config: ControllerConfig) -> Process:
     if config.quorum is not None:
         return _quorum(config.quorum)
     if config.shards is not None:
@@ -148,7 +154,7 @@ def _shards(config: ShardsConfig) -> Process:
     async def process(request: TaskControlRequest) -> TaskControlResponse:
         nonlocal known
         try:
-            known = observations.by_task(await _document(config.map))
+            known = observations.by_task(await _read_document(config.map))
         except TwineError as e:
             log.warning("the shard map cannot be read", extra={"reason": str(e)})
         if known is None:
@@ -168,15 +174,15 @@ def _stateless(config: StatelessConfig) -> Process:
     return process
 
 
-async def _document(where: str) -> Any:
+async def _read_document(where: str) -> Any:
     if where.startswith(("http://", "https://")):
         return await observations.read(where)
     try:
-        return await asyncio.to_thread(_from_file, Path(where))
+        return await asyncio.to_thread(_read_file, Path(where))
     except (OSError, msgspec.DecodeError, UnicodeError, RecursionError) as e:
         raise ConfigError(f"cannot read the shard map {where}: {e}") from e
 
 
-def _from_file(path: Path) -> Any:
+def _read_file(path: Path) -> Any:
     with path.open("rb") as file:
         return msgspec.json.decode(file.read(observations.ANSWER_MAX_BYTES))

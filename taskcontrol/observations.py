@@ -62,12 +62,13 @@ async def read(url: str, *, post: bool = False) -> Any:
 
 async def leader(members: Sequence[str], dialect: Dialect) -> int | None:
     """Return the index of the only member that reports to lead; None: no member or several."""
-    found = await asyncio.gather(*(_leads(url.rstrip("/"), dialect) for url in members))
-    leading = [index for index, leads in enumerate(found) if leads]
+    leads = await asyncio.gather(*(_leads(url.rstrip("/"), dialect) for url in members))
+    leading = [index for index, is_leader in enumerate(leads) if is_leader]
     return leading[0] if len(leading) == 1 else None
 
 
 async def _leads(url: str, dialect: Dialect) -> bool:
+    """Return whether a member reports that it leads; an unusable answer counts as no."""
     try:
         match dialect:
             case Dialect.ETCD:
@@ -86,8 +87,8 @@ async def load(url: str) -> float:
     """Return the load that the application reports, 0 to 1; 1 without a valid report."""
     try:
         answer = await read(url)
-        found = float(answer["load"] if isinstance(answer, dict) else answer)
-        return 1.0 if math.isnan(found) else min(1.0, max(0.0, found))
+        value = float(answer["load"] if isinstance(answer, dict) else answer)
+        return 1.0 if math.isnan(value) else min(1.0, max(0.0, value))
     except (TwineError, KeyError, TypeError, ValueError):
         return 1.0
 

@@ -31,8 +31,8 @@ Answer = TaskControlResponse | Awaitable[TaskControlResponse]
 Process = Callable[[TaskControlRequest], Answer]
 """The controller: a function, or a coroutine function, of a request."""
 TITLE = "Twine TaskController"
-_LOOK_S = 30.0
-"""Seconds between two checks for a new credential file, which is used without a restart."""
+_RELOAD_S = 30.0
+"""Interval between two reads of the credential file; a new one is used without a restart."""
 
 
 def openapi() -> dict[str, Any]:
@@ -44,8 +44,8 @@ def app(process: Process) -> web.Application:
     """Return the application that calls `process`. It must be served over mutual TLS."""
 
     async def answer(call: Call) -> TaskControlResponse:
-        found = process(call.body)
-        return await found if inspect.isawaitable(found) else found
+        response = process(call.body)
+        return await response if inspect.isawaitable(response) else response
 
     return make_app(
         TITLE,
@@ -71,26 +71,26 @@ async def serving(process: Process, credential: Path, host: str, port: int) -> A
     contexts = tls.Followers()
     context = contexts.add(partial(tls.server_context, require_client=True), held)
     sock = listen.tcp_socket(host, port)
-    following = asyncio.create_task(_follow(credential, held, contexts))
+    reloading = asyncio.create_task(_reload_credential(credential, held, contexts))
     try:
         async with listen.serving(app(process), sock, context, None):
             yield sock.getsockname()[1]
     finally:
-        following.cancel()
+        reloading.cancel()
         with suppress(asyncio.CancelledError):
-            await following
+            await reloading
         sock.close()
 
 
-async def _follow(path: Path, held: Credential, contexts: tls.Followers) -> None:
+async def _reload_credential(path: Path, held: Credential, contexts: tls.Followers) -> None:
     """Load a renewed credential and its authorities without a restart, until cancelled."""
     while True:
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_RELOAD_S)
         try:
-            found = tls.load(path)
-            if found != held:
-                contexts.take(found)
-                held = found
+            loaded = tls.load(path)
+            if loaded != held:
+                contexts.take(loaded)
+                held = loaded
                 log.info("new credential loaded", extra={"not_after": held.not_after})
         except ConfigError as e:
             log.warning("the credential cannot be read", extra={"reason": str(e)})

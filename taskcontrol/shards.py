@@ -36,33 +36,40 @@ class Sharded:
         """Return the acknowledgements; `shards` has the shards of each task.
 
         A task that is not in `shards` holds none. The replicas of a task that is down are
-        unavailable already, so moving or restarting it costs nothing more. A removed task may
-        still be in `shards`; its replicas count as unavailable, too.
+        unavailable already, so an operation on it costs no further replica. A removed task may
+        still be in `shards`: its replicas count as unavailable, too.
         """
-        away = Counter[str]()
+        unavailable = Counter[str]()
         for task in request.down | request.gone(shards):
-            away.update(set(shards.get(task, ())))
+            unavailable.update(set(shards.get(task, ())))
         notices = {notice.id: notice for notice in request.advance_notices}
         room = len(request.request) if self.at_once is None else self.at_once - len(request.down)
-        taken = set[int]()
+        newly_down = set[int]()
         ack = list[str | Ack]()
         for operation in sorted(request.request, key=lambda o: (o.latest, o.task)):
-            way = self._way(operation, notices.get(operation.notice))
-            if way is None:
+            acknowledgement = self._acknowledgement(operation, notices.get(operation.notice))
+            if acknowledgement is None:
                 continue
-            is_free = operation.task in taken or operation.task in request.down
-            held = set() if is_free else set(shards.get(operation.task, ()))
-            if not is_free and (room <= 0 or any(away[shard] >= self.most_down for shard in held)):
+            is_down = operation.task in newly_down or operation.task in request.down
+            replicas = set() if is_down else set(shards.get(operation.task, ()))
+            if not is_down and (
+                room <= 0 or any(unavailable[shard] >= self.most_down for shard in replicas)
+            ):
                 continue
-            if not is_free:
-                away.update(held)
-                taken.add(operation.task)
+            if not is_down:
+                unavailable.update(replicas)
+                newly_down.add(operation.task)
                 room -= 1
-            ack.append(way)
+            ack.append(acknowledgement)
         return TaskControlResponse(ack=ack)
 
-    def _way(self, operation: TaskOperation, notice: AdvanceNotice | None) -> str | Ack | None:
-        """Return the reaction to maintenance: move, stop until its end, or None (stay)."""
+    def _acknowledgement(
+        self, operation: TaskOperation, notice: AdvanceNotice | None
+    ) -> str | Ack | None:
+        """Return how to acknowledge an operation: as it is, as `stop`, or None (not at all).
+
+        Maintenance that is shorter than a rebuild only stops the task, or leaves it alone.
+        """
         if notice is None or notice.kind != "maintenance":
             return operation.id
         duration_s = notice.expected_duration_s

@@ -25,13 +25,13 @@ class Stateless:
     def answer(self, request: TaskControlRequest, load: float) -> TaskControlResponse:
         """Return the acknowledgements; `load` is the load of the tasks that serve now, 0 to 1."""
         down = request.down
-        free = [o for o in request.request if o.task in down]
-        rest = [o for o in request.request if o.task not in down]
-        rest.sort(key=lambda o: (o.latest, o.task))
+        on_down = [o for o in request.request if o.task in down]
+        on_serving = [o for o in request.request if o.task not in down]
+        on_serving.sort(key=lambda o: (o.latest, o.task))
         room = max(0, self.room(request.tasks, len(down), load))
-        chosen = dict.fromkeys(o.task for o in rest)
-        going = frozenset(list(chosen)[:room])
-        ack = [o.id for o in free] + [o.id for o in rest if o.task in going]
+        tasks = dict.fromkeys(o.task for o in on_serving)
+        chosen = frozenset(list(tasks)[:room])
+        ack = [o.id for o in on_down] + [o.id for o in on_serving if o.task in chosen]
         return TaskControlResponse(ack=list(ack))
 
     def room(self, tasks: int, down: int, load: float) -> int:

@@ -22,7 +22,7 @@ _WINDOW = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """Some hours of some days. If `end` is before `begin` it ends on the next day."""
+    """A time of day on some days of the week. If `end` is before `begin` it ends a day later."""
 
     days: frozenset[int]
     """Days on which it begins; Monday is 0."""
@@ -34,9 +34,9 @@ class TimeWindow:
         """Return whether the window contains a minute of a day."""
         if self.begin < self.end:
             return day in self.days and self.begin <= minute < self.end
-        before = (day - 1) % 7
+        day_before = (day - 1) % 7
         return (day in self.days and minute >= self.begin) or (
-            before in self.days and minute < self.end
+            day_before in self.days and minute < self.end
         )
 
 
@@ -53,8 +53,8 @@ def window(text: str) -> TimeWindow:
         raise InvalidInput(f"{text!r} is not a time window: its hours are wrong", hint=hint)
     if first not in DAYS or last not in DAYS:
         raise InvalidInput(f"{text!r} is not a time window: its days are wrong", hint=hint)
-    one, other = DAYS.index(first), DAYS.index(last)
-    days = frozenset((one + n) % 7 for n in range((other - one) % 7 + 1))
+    first_day, last_day = DAYS.index(first), DAYS.index(last)
+    days = frozenset((first_day + n) % 7 for n in range((last_day - first_day) % 7 + 1))
     return TimeWindow(days, begin, end)
 
 
@@ -67,7 +67,7 @@ class Never:
 
     @classmethod
     def of(cls, texts: Iterable[str], zone: str = "UTC") -> Never:
-        """Parse windows that people wrote. Raises `InvalidInput`."""
+        """Return the windows that texts describe, or raise `InvalidInput`."""
         try:
             ZoneInfo(zone)
         except (OSError, ValueError, KeyError) as e:
@@ -76,11 +76,10 @@ class Never:
 
     def is_now(self, at: float) -> bool:
         """Return whether a moment (seconds since 1970) is in one of the windows."""
-        there = (datetime.fromtimestamp(0, UTC) + timedelta(seconds=at)).astimezone(
-            ZoneInfo(self.zone)
-        )
-        minute = there.hour * 60 + there.minute
-        return any(window.holds(there.weekday(), minute) for window in self.windows)
+        moment = datetime.fromtimestamp(0, UTC) + timedelta(seconds=at)
+        local = moment.astimezone(ZoneInfo(self.zone))
+        minute = local.hour * 60 + local.minute
+        return any(window.holds(local.weekday(), minute) for window in self.windows)
 
     def left(self, request: TaskControlRequest) -> TaskControlRequest:
         """Return the request with only the operations that may begin now.

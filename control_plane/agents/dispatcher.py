@@ -26,7 +26,7 @@ from control_plane.agents.region import Region
 from control_plane.api.limits import LimitName
 from control_plane.api.machines import MachineRecord
 from control_plane.images.store import FindImage
-from control_plane.images.trust import distrust_in, pull_of, trust_in
+from control_plane.images.trust import checked_trust, distrust_reason, pull_request
 from control_plane.runtime.table import ignore
 from wire.errors import Conflict, NotFound, TwineError, Unprocessable, Unreachable
 
@@ -119,7 +119,7 @@ class Dispatcher:
 
     async def distrust(self, digest: str, keys: Sequence[str]) -> str:
         """Return why hosts would refuse an image, empty where they would not."""
-        return await distrust_in(self._find_image, digest, keys)
+        return await distrust_reason(self._find_image, digest, keys)
 
     def put_profile(self, machine: str) -> None:
         """Ask a machine for the profile that its record wants."""
@@ -311,7 +311,7 @@ class Dispatcher:
 
     async def _start(self, line: _Line, task: str, spec: TaskSpec) -> None:
         machine, keys = line.machine, spec.image_trust.keys
-        trust = await trust_in(self._find_image, spec.image, keys)
+        trust = await checked_trust(self._find_image, spec.image, keys)
         if spec.image not in self._observations.observation(machine).images:
             self._pull(line, spec.image, keys, task)
             return
@@ -396,5 +396,5 @@ class Dispatcher:
 
     async def _ensure_image(self, machine: str, digest: str, keys: Sequence[str]) -> None:
         if digest not in self._observations.observation(machine).images:
-            pull = await pull_of(self._find_image, digest, keys, machine)
+            pull = await pull_request(self._find_image, digest, keys, machine)
             await (await self.agent(machine)).pull_image(pull)

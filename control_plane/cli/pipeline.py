@@ -93,7 +93,7 @@ def apply(target: Target, file: Path, output: str) -> None:
 @shows_answer
 def list_(target: Target, output: str) -> None:
     """Show all pipelines."""
-    from conveyor.runs import short
+    from conveyor.runs import short_image
 
     found = _ask(target, lambda c: c.list_pipelines())
     rows = []
@@ -103,7 +103,7 @@ def list_(target: Target, output: str) -> None:
             rows.append((name, "-", "-", "idle", ""))
         else:
             detail = run.waits or run.reason
-            rows.append((name, str(run.number), short(run.image), run.state.value, detail))
+            rows.append((name, str(run.number), short_image(run.image), run.state.value, detail))
     rows += [(name, "-", "-", "damaged", why) for name, why in found.damaged.items()]
     columns = ("pipeline", "run", "image", "state", "detail")
     show.emit(output, found, lambda: show.table(columns, rows))

@@ -46,7 +46,7 @@ def gantt_svg(
     for labels, one in drawn:
         body.append(_section(labels, one, top))
         top += _HEAD + _ROW * len(one.rows)
-    title = f"run {run.number} of {run.spec.name}, {run.brings}: {run.state.value}"
+    title = f"run {run.number} of {run.spec.name}, {run.content}: {run.state.value}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_LEFT + _WIDTH + 10} {height}"'
         ' font-family="sans-serif" font-size="11">\n'

@@ -15,7 +15,7 @@ from control_plane.api.shards import ShardMap, ShardMapView
 from control_plane.cli import show
 from control_plane.cli.jobs import job
 from control_plane.cli.program import Target, shows_answer
-from control_plane.shards.core.scopes import best_of_each_scope, in_words, stuck
+from control_plane.shards.core.scopes import best_of_each_scope, scope_text, unmovable
 from wire.errors import Conflict, InvalidInput, NotFound
 from wire.routes import decode_json
 from wire.single_keys import json_with_single_keys
@@ -77,7 +77,7 @@ def shard_list(target: Target, output: str) -> None:
 def _row(load: ShardLoad) -> tuple[object, ...]:
     moving = ", ".join(load.moving) or "-"
     has = (load.machines, load.load, len(load.entitlements), load.jobs, load.tasks)
-    return (load.shard, in_words(load.region), *has, moving, load.host or "-")
+    return (load.shard, scope_text(load.region), *has, moving, load.host or "-")
 
 
 @shard.command("show")
@@ -92,7 +92,7 @@ def shard_show(target: Target, number: int, output: str) -> None:
     rows = [(name, load.pinned.get(name, "(any)")) for name in load.entitlements]
 
     def lines() -> None:
-        show.lines(f"shard {number}: {in_words(load.region)}")
+        show.lines(f"shard {number}: {scope_text(load.region)}")
         show.table(("entitlement", "region"), rows)
 
     show.emit(output, load, lines)
@@ -139,7 +139,7 @@ def shard_drain(target: Target, number: int, plan: bool, output: str) -> None:
             raise Conflict(
                 f"cannot drain shard {number}: it is the only one", hint="start another shard"
             )
-        if left := stuck(drained, [*loads.values()]):
+        if left := unmovable(drained, [*loads.values()]):
             raise Conflict(
                 f"cannot drain shard {number}: no other shard may own {', '.join(left[:10])}; all "
                 "others are for other regions",

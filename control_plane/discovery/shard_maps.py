@@ -1,4 +1,4 @@
-"""The owner's map of a job's shards to tasks; kept as long as the job."""
+"""The map of a job's shards to its tasks, which the job's owner sets; kept as long as the job."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class ShardMaps:
         self._table: Table[ShardPart] = Table(
             store, SHARDS, ShardPart, "shard map", checkpoint=checkpoint
         )
-        self._gone: set[str] = set()
+        self._deleted: set[str] = set()
         """Deleted jobs whose maps may still be stored."""
         self._wake = asyncio.Event()
         jobs.listen(self._job_changed)
 
     async def load(self) -> None:
-        """Read everything; jobs are loaded already."""
+        """Read all maps; the jobs must be loaded already."""
         await self._table.load()
         for name in self._table.names():
             job = name.partition("/")[0]
             if self._jobs.find(job) is None:
-                self._gone.add(job)
+                self._deleted.add(job)
         self._wake.set()
 
     async def run(self) -> None:
@@ -44,32 +44,32 @@ class ShardMaps:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            for job in sorted(self._gone):
+            for job in sorted(self._deleted):
                 try:
-                    await self._forget(job)
-                except TwineError as e:  # the next deletion of a job includes it
+                    await self._delete_map(job)
+                except TwineError as e:  # the next deletion of any job tries again
                     log.info(
                         "shard map of a deleted job not removed", extra={"job": job, "why": str(e)}
                     )
 
     def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
         if after is None and before is not None:
-            self._gone.add(name)
+            self._deleted.add(name)
             self._wake.set()
 
-    async def _forget(self, job: str) -> None:
-        names = _names(job)
+    async def _delete_map(self, job: str) -> None:
+        names = _part_names(job)
         async with self._table.lock(*names):
-            record = self._jobs.find(job)
-            old = [
+            record = self._jobs.find(job)  # a new job may have the name
+            old_parts = [
                 name
                 for name in names
                 if (part := self._table.find(name)) is not None
                 and (record is None or part.created_at != record.created_at)
             ]
-            if old:
-                await self._table.commit_many(dict.fromkeys(old))
-        self._gone.discard(job)
+            if old_parts:
+                await self._table.commit_many(dict.fromkeys(old_parts))
+        self._deleted.discard(job)
 
     async def put(self, job: str, shards: Mapping[str, list[int]]) -> ShardMapView:
         """Replace a job's shard map, whole or not at all; `NotFound` without the job."""
@@ -83,7 +83,7 @@ class ShardMaps:
                 hint=f"twinectl job status {job}",
             )
         parts = parts_of(record.created_at, shards)
-        names = _names(job)
+        names = _part_names(job)
         async with self._table.lock(*names):
             changes = {
                 name: parts.get(number)
@@ -99,7 +99,7 @@ class ShardMaps:
         record = self._jobs.get(job)
         shards: dict[str, list[int]] = {}
         revision = 0
-        for name in _names(job):
+        for name in _part_names(job):
             part = self._table.find(name)
             if part is not None and part.created_at == record.created_at:
                 shards |= part.shards
@@ -109,11 +109,11 @@ class ShardMaps:
     def tasks_of(self, job: str, shard: str) -> list[int] | None:
         """Return the tasks that serve a shard, in order; None if the map lacks it."""
         record = self._jobs.get(job)
-        part = self._table.find(_names(job)[part_of(shard)])
+        part = self._table.find(_part_names(job)[part_of(shard)])
         if part is None or part.created_at != record.created_at:
             return None
         return part.shards.get(shard)
 
 
-def _names(job: str) -> list[str]:
+def _part_names(job: str) -> list[str]:
     return [f"{job}/{number:02d}" for number in range(PARTS)]

@@ -153,7 +153,7 @@ class ProfileHandlers(PlaneHandlers):
 
     async def rollback_profile(self, call: Call) -> ProfileView:
         """Bring machines back to the profile before."""
-        return await self._plane.profiles.go_back(call.path["entitlement"], principal(call.peer))
+        return await self._plane.profiles.roll_back(call.path["entitlement"], principal(call.peer))
 
     async def profile_stats(self, _: Call) -> ProfileStats:
         """Show how long switches take."""

@@ -36,8 +36,8 @@ from control_plane.front_end.recorder import caller_of
 from control_plane.roles import ControlPlane
 from control_plane.scheduler.core.rollout import summarize
 from control_plane.shard_processes import ShardProcesses
-from control_plane.shards.processes import RoleLeaders, away
-from control_plane.shards.status import away_status
+from control_plane.shards.processes import RoleLeaders, shard_unavailable
+from control_plane.shards.status import unavailable_status
 from control_plane.status_calls import NEEDS_ONE_PROCESS
 from wire.client import WireClient
 from wire.duplex import passed_on
@@ -173,7 +173,7 @@ class Forwarding:
                 return await passed_on(client.converse(route, **parameters))
             answer = await client.call(route, call.body, **parameters)
         except Unreachable as e:
-            raise away(client.shard, str(e)) from e
+            raise shard_unavailable(client.shard, str(e)) from e
         await self._followed(client)
         return answer
 
@@ -185,7 +185,7 @@ class Forwarding:
         try:
             await client.call(RELEASE_IDLE, entitlement=entitlement)
         except Unreachable as e:
-            raise away(number, str(e)) from e
+            raise shard_unavailable(number, str(e)) from e
         await self._followed(client)
 
     async def _find_places(self, request: PlacesRequest) -> PlacesFound:
@@ -269,7 +269,7 @@ class Forwarding:
             [
                 answer
                 if isinstance(answer, ProcessStatus)
-                else away_status(n, str(answer), self._processes.leader_of(n), loads[n])
+                else unavailable_status(n, str(answer), self._processes.leader_of(n), loads[n])
                 for n, answer in answers.items()
             ]
         )

@@ -263,21 +263,21 @@ class FrontEnd(
 
     async def put_weights(self, call: Call) -> Endpoints:
         """Set the tasks' shares of the requests."""
-        return self._plane.discovery.put_weights(call.path["job"], call.body)
+        return self._plane.discovery.set_weights(call.path["job"], call.body)
 
     async def put_shards(self, call: Call) -> ShardMapView:
         """Set which tasks serve which shards."""
-        return await self._plane.discovery.put_shards(call.path["job"], call.body.shards)
+        return await self._plane.discovery.set_shard_map(call.path["job"], call.body.shards)
 
     async def get_shards(self, call: Call) -> ShardMapView:
         """Show which tasks serve which shards."""
-        return self._plane.discovery.shards(call.path["job"])
+        return self._plane.discovery.shard_map(call.path["job"])
 
     async def get_shard(self, call: Call) -> Endpoints:
         """Show the endpoints of a shard; can wait for a change."""
         after, wait_s = _after(call)
         job, shard = call.path["job"], call.path["shard"]
-        return await self._plane.discovery.shard(job, shard, after, wait_s)
+        return await self._plane.discovery.shard_endpoints(job, shard, after, wait_s)
 
     async def shard_metrics(self, call: Call) -> AsyncIterator[bytes]:
         """Stream the metrics of this process, for a shard that it runs."""

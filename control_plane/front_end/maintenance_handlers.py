@@ -20,7 +20,7 @@ class MaintenanceHandlers(PlaneHandlers):
 
     async def list_plans(self, _: Call) -> Plans:
         """List all plans."""
-        return Plans(plans=self._plane.maintenance.every())
+        return Plans(plans=self._plane.maintenance.list_plans())
 
     async def get_plan(self, call: Call) -> PlanView:
         """Show a plan."""
@@ -45,7 +45,7 @@ class MaintenanceHandlers(PlaneHandlers):
 
     async def resume_plan(self, call: Call) -> PlanView:
         """Continue a plan."""
-        return await self._plane.maintenance.go_on(call.path["plan"], call.body)
+        return await self._plane.maintenance.continue_plan(call.path["plan"], call.body)
 
 
 class RebalanceHandlers(PlaneHandlers):

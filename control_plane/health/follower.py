@@ -1,7 +1,7 @@
 """Follows every agent: lists its state, then reads its events.
 
-On each connection the follower first lists everything. So the present state of a machine that was
-away is compared with the records. An agent that does not answer is called again every second.
+On each connection the follower lists everything first, so it also learns what changed while the
+machine was away. An agent that does not answer is called again every second.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _TRIES = 2
 T = TypeVar("T")
 
 
-class _StoreTrouble(Exception):
-    """The agent's report could not be stored: the agent is not silent."""
+class _StoreFailed(Exception):
+    """The agent answered, but its report could not be stored."""
 
 
 class Follower:
@@ -54,10 +54,10 @@ class Follower:
             self._group = group
             try:
                 for name in self._broker.table:
-                    self._follow_soon(name)
+                    self._start_following(name)
                     await self._runtime.checkpoint()
-                self.restored.all_are_asked = True
-                self.restored.look()
+                self.restored.all_are_called = True
+                self.restored.check()
                 await asyncio.get_running_loop().create_future()
             finally:
                 self._group = None  # changes may still arrive during the shutdown
@@ -65,32 +65,32 @@ class Follower:
     def _record_changed(
         self, name: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
-        self.look_at(name)
+        self.update_following(name)
         if before is not None and (after is None or after.address != before.address):
-            self._recheck(name)
+            self._end_poll(name)
 
-    def look_at(self, name: str) -> None:
+    def update_following(self, name: str) -> None:
         """Start or stop following a machine, if its address or its shard changed."""
-        self._follow_soon(name)
-        if name in self._followed and self._ours(name) is None:
-            self._recheck(name)
+        self._start_following(name)
+        if name in self._followed and self._own_record(name) is None:
+            self._end_poll(name)
 
-    def _ours(self, name: str) -> MachineRecord | None:
-        """Return the record of a machine if this process must follow it."""
+    def _own_record(self, name: str) -> MachineRecord | None:
+        """Return the record of a machine that this process must follow; None: it must not."""
         record = self._broker.table.find(name)
         return record if record is not None and self._calls_agent(record) else None
 
     def _observation_changed(self, name: str) -> None:
         if self._observations.observation(name).doubtful:
-            self._recheck(name)
+            self._end_poll(name)
 
-    def _recheck(self, name: str) -> None:
+    def _end_poll(self, name: str) -> None:
         wait = self._waits.get(name)
         if wait is not None and not wait.expired():
             wait.reschedule(0.0)
 
-    def _follow_soon(self, name: str) -> None:
-        record = self._ours(name)
+    def _start_following(self, name: str) -> None:
+        record = self._own_record(name)
         joined = record is not None and record.facts is not None
         if self._group is not None and joined and name not in self._followed:
             self._followed.add(name)
@@ -100,34 +100,34 @@ class Follower:
     async def _follow(self, name: str) -> None:
         """Call one agent while its machine exists and this process must follow it."""
         try:
-            while (record := self._ours(name)) is not None:
+            while (record := self._own_record(name)) is not None:
                 await self._runtime.checkpoint()  # after a start all agents are called at once
                 self._observations.asked(name)
                 failed = await self._attempt(name, record)
                 if failed:  # many may fail together: spread the retries over time
-                    chance = self._runtime.random.uniform(0.5, 1.5)
-                    await self._runtime.sleep(chance * self._settings.poll_retry_s)
+                    jitter = self._runtime.random.uniform(0.5, 1.5)
+                    await self._runtime.sleep(jitter * self._settings.poll_retry_s)
         finally:
             self._followed.discard(name)
-            self.restored.gone(name)
+            self.restored.forget(name)
         if self._broker.table.find(name) is not None:
             self._observations.left(name)
             await self._pool.drop(name)
-            self._follow_soon(name)  # the machine may have come back meanwhile
+            self._start_following(name)  # the machine may have come back meanwhile
 
     async def _attempt(self, name: str, record: MachineRecord) -> bool:
         """Follow an agent until its connection ends; return whether a failure ended it."""
         fields = {"machine": name}
         try:
             await self._run_connection(name, await self._pool.get(record))
-        except _StoreTrouble as e:
+        except _StoreFailed as e:
             log.warning("facts of a machine were not stored", extra={**fields, "reason": str(e)})
         except (Unreachable, TimeoutError) as e:
             self._observations.silent(name, alive=isinstance(e, Refused))
             log.debug("agent does not answer", extra={**fields, "reason": str(e)})
         except TwineError as e:  # the agent answered, but with an error
             if isinstance(e, OlderStore):
-                self.restored.refused(name, str(e))
+                self.restored.record_refusal(name, str(e))
             if self._broker.table.find(name) is not None:
                 was_answering = self._observations.observation(name).answering
                 level = logging.WARNING if was_answering else logging.DEBUG
@@ -141,24 +141,24 @@ class Follower:
         return True
 
     async def _run_connection(self, name: str, agent: AgentApi) -> None:
-        """List everything, then follow events until some are lost or the address changes."""
+        """List everything, then read events until some are lost or the address changes."""
         address = self._broker.table.get(name).address
-        after, boot_id = await self._list(name, agent)
+        after, boot_id = await self._list_all(name, agent)
         self._observations.observation(name).stream = stream = agent.follow(after)
         try:
-            while (record := self._ours(name)) and record.address == address:
+            while (record := self._own_record(name)) and record.address == address:
                 events = await self._next_events(name, stream)
                 if events is None or events.lost or events.boot_id not in ("", boot_id):
                     return
-                await self._turn(name)
-                await self._process(name, agent, events)
+                await self._wait_for_turn(name)
+                await self._process_events(name, agent, events)
         finally:
             self._observations.record_contact(name, stream.last_contact_at)
             self._observations.observation(name).stream = None
             await stream.close()
 
-    async def _turn(self, name: str) -> None:
-        """Wait for a turn of the loop: a thousand agents may answer in one turn.
+    async def _wait_for_turn(self, name: str) -> None:
+        """Let other tasks of the event loop run: a thousand agents may answer at once.
 
         The agent is not called meanwhile, so its silence does not count (BUG-CP3).
         """
@@ -185,7 +185,7 @@ class Follower:
             await self._runtime.checkpoint()  # thousands may be lost in one turn, with their MSB
             raise
 
-    async def _list(self, name: str, agent: AgentApi) -> tuple[int, str]:
+    async def _list_all(self, name: str, agent: AgentApi) -> tuple[int, str]:
         """List everything; return the position of later events, and the boot it is valid for.
 
         The position is read first: an event may be seen twice, but none is lost.
@@ -197,28 +197,28 @@ class Follower:
                 f"a clone of {name} answers at its address: another host with its identity"
             )
         self._observations.record_contact(name)
-        latest = (await self._ask(name, lambda: agent.get_events(0, 0.0))).latest
-        tasks = await self._ask(name, agent.list_tasks)
-        profile = await self._ask(name, agent.get_profile)
-        images = await self._ask(name, agent.list_images)
-        trouble = await self._store_facts(name, facts)
+        latest = (await self._call_agent(name, lambda: agent.get_events(0, 0.0))).latest
+        tasks = await self._call_agent(name, agent.list_tasks)
+        profile = await self._call_agent(name, agent.get_profile)
+        images = await self._call_agent(name, agent.list_images)
+        store_error = await self._store_facts(name, facts)
         digests = (image.digest for image in images.images)
         self._observations.listed(name, facts, tasks.tasks, profile, digests)
-        self.restored.answered(name)
-        if trouble is not None:
-            raise _StoreTrouble(str(trouble))
+        self.restored.record_answer(name)
+        if store_error is not None:
+            raise _StoreFailed(str(store_error))
         return latest, facts.boot_id
 
-    async def _ask(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Return an agent's answer, after a second try if needed; it is a sign of life."""
-        for left in reversed(range(_TRIES)):
+    async def _call_agent(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Return an agent's answer, a sign of life; a call without an answer is repeated once."""
+        for tries_left in reversed(range(_TRIES)):
             try:
                 async with asyncio.timeout(self._settings.call_timeout_s):
                     answer = await call()
                 self._observations.record_contact(name)
                 return answer
             except TimeoutError:
-                if not left:
+                if not tries_left:
                     raise
         raise AssertionError("the last try returns or raises")
 
@@ -234,21 +234,25 @@ class Follower:
             return e
         return None
 
-    async def _process(self, name: str, agent: AgentApi, events: Events) -> None:
-        """Update the observation from events, or by calls if the events lack the new state."""
+    async def _process_events(self, name: str, agent: AgentApi, events: Events) -> None:
+        """Update the observation from events, or by calls for states that the events lack."""
         kinds = {event.kind for event in events.events}
         if "image" in kinds:
-            images = await self._ask(name, agent.list_images)
+            images = await self._call_agent(name, agent.list_images)
             self._observations.observation(name).images = frozenset(i.digest for i in images.images)
         if kinds & {"profile", "leaving"}:
             # machine facts first: the new profile may have reserved memory
-            trouble = await self._store_facts(name, await self._ask(name, agent.get_machine))
-            if trouble is not None:
-                raise _StoreTrouble(str(trouble))
+            store_error = await self._store_facts(
+                name, await self._call_agent(name, agent.get_machine)
+            )
+            if store_error is not None:
+                raise _StoreFailed(str(store_error))
         if "profile" in kinds:
-            self._observations.saw_profile(name, await self._ask(name, agent.get_profile))
+            self._observations.saw_profile(name, await self._call_agent(name, agent.get_profile))
         if "task-removed" in kinds or any(_lacks_task(event) for event in events.events):
-            self._observations.saw_tasks(name, (await self._ask(name, agent.list_tasks)).tasks)
+            self._observations.saw_tasks(
+                name, (await self._call_agent(name, agent.list_tasks)).tasks
+            )
             return
         for event in events.events:
             if event.task is not None:

@@ -1,4 +1,4 @@
-"""The machines without a verdict yet, and the brakes: parts with many silent machines at once."""
+"""The machines without a verdict yet, and the parts that seem cut off and hold verdicts back."""
 
 from __future__ import annotations
 

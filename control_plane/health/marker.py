@@ -1,4 +1,4 @@
-"""Records that machines are down or up again, in a task that may wait for the store."""
+"""Writes that machines are down or up again, in a task that may wait for the store."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Protocol
 from wire.errors import NotFound, TwineError
 
 log = logging.getLogger(__name__)
-Still = Callable[[str], bool]
+StillHolds = Callable[[str], bool]
 
 
 class HealthMarks(Protocol):
     """Records the health checker's verdicts: the broker."""
 
-    async def down(self, reasons: Mapping[str, str], still: Still) -> None:
-        """Record failures of machines for which `still` holds when it is written."""
+    async def down(self, reasons: Mapping[str, str], still: StillHolds) -> None:
+        """Record the failures of those machines for which `still` returns true at the write."""
 
-    async def up(self, names: Sequence[str], still: Still) -> None:
-        """Record the end of failures of machines for which `still` holds when it is written."""
+    async def up(self, names: Sequence[str], still: StillHolds) -> None:
+        """Record that those machines are up for which `still` returns true at the write."""
 
 
 class Marker:
-    """A separate writer, so that a slow store delays no verdict."""
+    """Queues verdicts and writes them, so that a slow store delays no verdict."""
 
     def __init__(self, marks: HealthMarks, trouble: Callable[[str], None]) -> None:
         """`trouble(why)` is called when the store refuses a mark."""
@@ -34,22 +34,22 @@ class Marker:
         self._wanted = asyncio.Event()
 
     def down(self, machine: str, reason: str) -> None:
-        """Mark a machine down soon."""
+        """Queue a machine to be marked down."""
         self._down[machine] = reason
         self._wanted.set()
 
     def up(self, machine: str) -> None:
-        """Mark a machine up soon."""
+        """Queue a machine to be marked up."""
         self._up.append(machine)
         self._wanted.set()
 
     async def run(
-        self, is_dead: Still, is_back: Still, written: Callable[[list[str]], None]
+        self, is_silent: StillHolds, is_back: StillHolds, written: Callable[[list[str]], None]
     ) -> None:
-        """Write marks until cancelled.
+        """Write queued verdicts until cancelled.
 
-        `is_dead` and `is_back` are called again when a mark is written; `written(machines)` is
-        called after each attempt, whether it succeeded or not.
+        `is_silent` and `is_back` are called at the write, to check that a verdict is still right.
+        `written(machines)` is called after each attempt, whether it succeeded or not.
         """
         while True:
             await self._wanted.wait()
@@ -60,7 +60,7 @@ class Marker:
                 await self._write(self._marks.up(up, is_back))
                 written(up)
             if down:
-                await self._write(self._marks.down(down, is_dead))
+                await self._write(self._marks.down(down, is_silent))
                 written(list(down))
 
     async def _write(self, work: Awaitable[None]) -> None:

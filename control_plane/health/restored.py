@@ -1,4 +1,4 @@
-"""Finds hosts with newer commands than our store, which then is an old copy (docs/adr/0111)."""
+"""Detects that the store is an old copy: hosts have newer commands than it (docs/adr/0111)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class RestoredHosts:
         self._followed = followed
         self._refusing: dict[str, str] = {}
         self._answered: set[str] = set()
-        self._found, self._settled = asyncio.Event(), False
-        self.all_are_asked = False
-        """Until all are called, a few of the followed hosts would be a majority."""
+        self._is_old, self._settled = asyncio.Event(), False
+        self.all_are_called = False
+        """Whether all hosts were called. Before, a few of them could look like a majority."""
 
-    def words(self) -> str:
-        """Return how many hosts know a newer revision; empty if none does."""
+    def describe(self) -> str:
+        """Describe how many hosts know a newer revision; empty: none does."""
         if not self._refusing:
             return ""
         name = min(self._refusing)
@@ -45,36 +45,36 @@ class RestoredHosts:
             f"{self._refusing[name]})"
         )
 
-    def refused(self, machine: str, why: str) -> None:
-        """Record that a host refuses us."""
+    def record_refusal(self, machine: str, why: str) -> None:
+        """Record that a host refuses this control plane because of its old store."""
         if machine not in self._refusing:
             log.error("the store is older than a host", extra={"machine": machine, "reason": why})
         self._refusing[machine] = why
         self._answered.discard(machine)
-        self.look()
+        self.check()
 
-    def answered(self, machine: str) -> None:
-        """Record that a host accepts us."""
+    def record_answer(self, machine: str) -> None:
+        """Record that a host accepts this control plane."""
         self._refusing.pop(machine, None)
         self._answered.add(machine)
 
-    def gone(self, machine: str) -> None:
+    def forget(self, machine: str) -> None:
         """Forget a machine that is no longer followed."""
         self._refusing.pop(machine, None)
         self._answered.discard(machine)
 
-    def look(self) -> None:
-        """Check whether enough hosts report a newer store."""
+    def check(self) -> None:
+        """Check whether enough hosts report a newer store, and wake `wait`."""
         counts = len(self._refusing), len(self._answered), len(self._followed)
-        if self.all_are_asked and is_restored(*counts, settled=self._settled):
-            self._found.set()
+        if self.all_are_called and is_restored(*counts, settled=self._settled):
+            self._is_old.set()
 
     async def wait(self) -> None:
         """Never return; raise `ConfigError` once most hosts report a newer store."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLES_S):
-                await self._found.wait()
+                await self._is_old.wait()
         self._settled = True
-        self.look()
-        await self._found.wait()
-        raise ConfigError(self.words(), hint=HINT)
+        self.check()
+        await self._is_old.wait()
+        raise ConfigError(self.describe(), hint=HINT)

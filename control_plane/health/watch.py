@@ -1,4 +1,4 @@
-"""The health checker's state of one machine."""
+"""What the health checker knows of one machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agent.api import ProfileState
 from control_plane.agents.observations import Observation
 from control_plane.api.machines import EventKind, MachineRecord
 from control_plane.broker.core.unavailability import open_event
-from control_plane.health.core.excuses import Signs
+from control_plane.health.core.excuses import SilenceSigns
 from control_plane.health.core.parts import Part, Standing
 from control_plane.health.core.trust import NO_FAILURES, Failures
 from control_plane.health.core.verdict import Held
@@ -31,7 +31,7 @@ class Watch:
     since: float
     """When this process began to call its agent."""
     due_in: int = 0
-    """The time slot of its next check."""
+    """Number of the time slot (`TICK_S` long) of its next check; 0: none."""
     standing: Standing | None = None
     down_at: float | None = None
     """When it was declared down, or when this process read that it is; None if it is up."""
@@ -40,35 +40,37 @@ class Watch:
     failures: Failures = NO_FAILURES
     held: Held | None = None
     confirmed: str = ""
-    """The source that reported it down, and why: then no delay of a part applies. Cleared when the
+    """Which source reported it down, and why: then no delay of its parts applies. Cleared when the
     machine answers."""
     is_marked: bool = False
-    """Its mark is being written."""
+    """Whether its new state is being written."""
     postponed_until: float = 0.0
-    """Until then it may come back with the others of a part that seemed cut off."""
+    """Until then it may come back, as the others did of a part that seemed cut off."""
     joined_until: float = 0.0
+    """Until then the silence of a machine that has just joined is excused."""
     away_until: float = 0.0
+    """Until then the silence of a machine with a planned reboot is excused."""
     plan: str = ""
-    """Id of the planned reboot that `away_until` belongs to."""
+    """Id of the event of this planned reboot."""
 
     def set_standing(self, standing: Standing | None) -> None:
         """Change the standing of the machine, and the counts of its parts."""
         if standing is not self.standing:
-            self.rack.moved(self.standing, standing)
+            self.rack.count_change(self.standing, standing)
             self.standing = standing
 
     @property
-    def is_plain(self) -> bool:
-        """Return whether the machine is well: not lost, held back or confirmed down."""
+    def is_normal(self) -> bool:
+        """Return whether the machine is neither lost, held back nor confirmed down."""
         return self.standing is Standing.WELL and self.held is None and not self.confirmed
 
     @property
-    def is_unasked(self) -> bool:
-        """Return whether this process has not called its agent yet, as after a start."""
+    def is_not_called(self) -> bool:
+        """Return whether this process does not call its agent at present, as after a start."""
         return self.observation.asked_since is None
 
-    def last_at(self, counted_from: float) -> float:
-        """Return the last sign of life; silence before `counted_from` does not count."""
+    def silent_since(self, counted_from: float) -> float:
+        """Return when its silence began: at its last sign of life, or later at `counted_from`."""
         last_contact, asked_at = self.observation.last_contact_at, self.observation.asked_since
         since = self.since if self.since > counted_from else counted_from
         if asked_at is not None and asked_at > since:
@@ -76,13 +78,14 @@ class Watch:
         return since if last_contact is None or last_contact < since else last_contact
 
     def silent_s(self, now: float, counted_from: float) -> float:
-        """Return the seconds since `last_at`; 0 if its agent was not called yet."""
-        return 0.0 if self.is_unasked else now - self.last_at(counted_from)
+        """Return for how long it has been silent; 0 while this process does not call its agent."""
+        return 0.0 if self.is_not_called else now - self.silent_since(counted_from)
 
     def planned(self, record: MachineRecord, now: float, wall: float) -> None:
-        """Record how long the machine is planned to be away.
+        """Record until when a planned reboot excuses silence.
 
-        The remaining time is measured once, on the monotonic clock.
+        The remaining time is computed once, and then counted on the monotonic clock: `now` is of
+        `Runtime.now()`, `wall` in seconds since 1970.
         """
         event = open_event(record, EventKind.PLANNED)
         if event is None:
@@ -95,9 +98,9 @@ class Watch:
                 whole_s = event.deadline - event.start
                 self.away_until = now + max(0.0, min(event.deadline - wall, whole_s))
 
-    def signs(self, record: MachineRecord | None, silent_s: float) -> Signs:
+    def signs(self, record: MachineRecord | None, silent_s: float) -> SilenceSigns:
         """Return the signs that may excuse its silence."""
-        return Signs(
+        return SilenceSigns(
             silent_s=silent_s,
             joined_until=self.joined_until,
             away_until=self.away_until,

@@ -1,7 +1,7 @@
-"""What a file that is pushed as an image is, by its first bytes.
+"""Detects the format of a file that is pushed as an image, by its first bytes.
 
-The image store keeps any stream that has its digest; an agent finds out what is in it when it
-unpacks it. So a file of another kind would be refused on each host and not where it was pushed.
+The image store accepts any stream that has its digest, and an agent learns its content only when it
+unpacks it. Without this check each host, but not the push, would refuse a file of another kind.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _PACKED = (
     *(b"\x89LZO", b"\x1f\x9d"),
 )
 """Compressed files that GNU tar unpacks by itself: gzip, bzip2, xz, zstd, lzma, lzip, lzop and
-compress. An archive in them is seen only once it is unpacked."""
+compress. The archive inside is visible only once it is unpacked."""
 _SUM = slice(148, 156)
 """Where the header of a tar has the sum of its bytes, in octal digits (POSIX, pax)."""
 
 
 def format_of(head: bytes) -> ImageFormat | None:
-    """Return what a file with these first bytes travels as; None: no image.
+    """Return the format of a file with these first bytes; None: it is no image.
 
-    An OCI archive is a tar, too: only its owner can say which it is (`--format oci`).
+    An OCI archive is a tar, too: only its owner knows that (`--format oci`).
     """
     if head.startswith(_BTRFS):
         return ImageFormat.BTRFS

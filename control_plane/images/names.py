@@ -1,7 +1,7 @@
-"""Names of images: each means one digest, and may mean another one later.
+"""Names of images: each means one digest, and may be moved to another one later.
 
-A job is applied with a digest, so moving a name changes no running task. Names are kept in one file
-next to the images; it is replaced as a whole.
+A job is applied with a digest, so moving a name changes no running task. All names are in one file
+next to the images, which is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 import msgspec
 
 from wire import durable
-from wire.errors import Conflict, Forbidden
+from wire.errors import Conflict, Forbidden, HostError
 
 log = logging.getLogger(__name__)
 NAMES_MAX = 10_000
-"""Names of one image store."""
+"""Largest number of names of one image store."""
 
 
 class _Named(msgspec.Struct, frozen=True, kw_only=True):
-    """The image that one name means, and the user who gave it first."""
+    """The image that a name means, and the user who assigned the name first."""
 
     digest: str
     owner: str = ""
@@ -30,23 +30,33 @@ class ImageNames:
     """Owner of the names of an image store. Calls block on the disk."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the file; an unreadable one is logged, and stays as it is."""
+        """Read the file; an unreadable one is logged and stays as it is, and no name is given."""
         self._path = folder / "names"
         self._names: dict[str, _Named] = {}
+        self._damage = ""
+        """Why the file cannot be read; empty: it can."""
         try:
             data = self._path.read_bytes()
             self._names = msgspec.json.decode(data, type=dict[str, _Named])
         except FileNotFoundError:
             pass
-        except (OSError, msgspec.DecodeError) as e:
+        except (OSError, UnicodeError, msgspec.DecodeError) as e:
+            self._damage = str(e)
             log.error("the names of images cannot be read", extra={"reason": str(e)})
 
-    def of(self, digest: str) -> list[str]:
+    def names_of(self, digest: str) -> list[str]:
         """Return the names that mean an image, in order."""
         return sorted(name for name, known in list(self._names.items()) if known.digest == digest)
 
-    def give(self, name: str, digest: str, by: str) -> None:
-        """Set the image of a name; an operator (`by` empty) may move a name of another user."""
+    def assign(self, name: str, digest: str, by: str) -> None:
+        """Assign a name to an image; an operator (`by` empty) may move names of other users."""
+        if self._damage:  # the name may belong to another user, and its file would be replaced
+            raise HostError(
+                f"cannot name image {digest}: the names in {self._path} cannot be read: "
+                f"{self._damage}",
+                hint="restore this file, or remove it if its names may be lost; then restart the "
+                "control plane",
+            )
         known = self._names.get(name)
         if known is not None and by and known.owner != by:
             raise Forbidden(
@@ -60,8 +70,8 @@ class ImageNames:
         owner = known.owner if known is not None else by
         self._save({**self._names, name: _Named(digest=digest, owner=owner)})
 
-    def drop(self, digest: str) -> None:
-        """Forget the names of an image that is removed."""
+    def remove_all(self, digest: str) -> None:
+        """Remove the names of an image."""
         left = {name: known for name, known in self._names.items() if known.digest != digest}
         if len(left) != len(self._names):
             self._save(left)

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 MAX_IMAGE_BYTES = 16 << 30
 CHUNK_BYTES = 1 << 20
-"""Jobs named in the refusal to remove an image."""
+"""Bytes that are read or written at once."""
 _DIGEST = re.compile(DIGEST_PATTERN)
 
 
@@ -70,9 +70,9 @@ class ImageStore:
         self._incoming = folder / "incoming"
         self._clock = clock
         self._max_bytes = max_bytes
-        self._counting = asyncio.Lock()
-        self._signing = asyncio.Lock()
-        """Signs one at a time: two concurrent signatures of an image must both be kept."""
+        self._changing = asyncio.Lock()
+        """Held by each change of the folder, so that two changes of one image at once are both
+        kept and counted once. Streams are received without it."""
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._incoming.mkdir(parents=True)
         for known in folder.glob("*.json"):
@@ -82,14 +82,12 @@ class ImageStore:
     async def put(
         self, digest: str, format_: ImageFormat, stream: AsyncIterator[bytes], owner: str = ""
     ) -> ImageInfo:
-        """Publish the stream if it has this digest; an existing image is only confirmed.
+        """Receive a stream and publish it if it has this digest; an existing image stays as it is.
 
-        It counts against the share of `owner`; empty: against no user's.
+        The image counts in the share of `owner`; an empty owner has none.
         """
-        known = await self.find(digest)
+        known = await self._find_as(digest, format_)
         if known is not None:
-            if known.format is not format_:
-                raise Conflict(f"image {digest} already exists, as {known.format.value}")
             await _drain(stream, self._max_bytes)
             return known
         temporary = self._incoming / secrets.token_hex(8)
@@ -104,9 +102,13 @@ class ImageStore:
                 created_at=self._clock(),
                 owner=owner,
             )
-            await asyncio.to_thread(self._publish, info, temporary)
-            if self._used is not None:
-                self._used[owner] += size
+            async with self._changing:
+                known = await self._find_as(digest, format_)
+                if known is not None:  # another sender was faster
+                    return known
+                await asyncio.to_thread(self._publish, info, temporary)
+                if self._used is not None:
+                    self._used[owner] += size
         except OSError as e:
             raise HostError(
                 f"cannot store image {digest}: {e.strerror}",
@@ -118,18 +120,25 @@ class ImageStore:
         log.info("image stored", extra={"image": digest, "bytes": size})
         return info
 
+    async def _find_as(self, digest: str, format_: ImageFormat) -> ImageInfo | None:
+        """Return the metadata of an image; `Conflict` if it is here in another format."""
+        info = await self.find(digest)
+        if info is not None and info.format is not format_:
+            raise Conflict(f"image {digest} already exists, as {info.format.value}")
+        return info
+
     async def find(self, digest: str) -> ImageInfo | None:
-        """Return the metadata of an image, None if it is not here."""
+        """Return the metadata of an image; None: it is not stored here."""
         if not _DIGEST.fullmatch(digest):
             raise InvalidInput(f"{digest!r} is not a digest", hint="sha256: and 64 hex digits")
         return await asyncio.to_thread(self._read, digest)
 
-    async def _get(self, digest: str, hint: str = "twinectl image push FILE") -> ImageInfo:
+    async def _require(self, digest: str, hint: str = "twinectl image push FILE") -> ImageInfo:
         """Return the metadata of an image, or raise `NotFound`."""
-        found = await self.find(digest)
-        if found is None:
+        info = await self.find(digest)
+        if info is None:
             raise NotFound(f"there is no image {digest}", hint=hint)
-        return found
+        return info
 
     async def list_images(self) -> Images:
         """Return all images, newest first."""
@@ -137,7 +146,7 @@ class ImageStore:
 
     async def stream(self, digest: str) -> AsyncIterator[bytes]:
         """Return the stream of an image, or raise `NotFound` before the first byte."""
-        await self._get(digest)
+        await self._require(digest)
         return self._chunks(self._path(digest))
 
     async def remove(self, digest: str, users: Callable[[str], Sequence[str]]) -> None:
@@ -145,18 +154,20 @@ class ImageStore:
 
         Raises `NotFound`, or `Conflict` with the names.
         """
-        known = await self._get(digest, "twinectl image list")
-        if jobs := users(digest):
-            raise Conflict(
-                f"cannot remove image {digest}: job {some_of(jobs)} uses it",
-                hint="stop these jobs, or apply them with another image and wait for the update",
-            )
-        try:
-            await asyncio.to_thread(self._delete, digest)
-        except OSError as e:
-            raise HostError(f"cannot remove image {digest}: {e.strerror}") from e
-        if self._used is not None:
-            self._used[known.owner] -= known.stream_bytes
+        async with self._changing:
+            known = await self._require(digest, "twinectl image list")
+            if jobs := users(digest):
+                raise Conflict(
+                    f"cannot remove image {digest}: job {some_of(jobs)} uses it",
+                    hint="stop these jobs, or apply them with another image and wait for the "
+                    "update",
+                )
+            try:
+                await asyncio.to_thread(self._delete, digest)
+            except OSError as e:
+                raise HostError(f"cannot remove image {digest}: {e.strerror}") from e
+            if self._used is not None:
+                self._used[known.owner] -= known.stream_bytes
         log.info("image removed", extra={"image": digest})
 
     async def sign(self, digest: str, signature: ImageSignature) -> ImageInfo:
@@ -171,8 +182,8 @@ class ImageStore:
                 f"{signature.key}",
                 hint="twinectl image sign DIGEST --name NAME --key FILE makes one",
             )
-        async with self._signing:
-            known = await self._get(digest)
+        async with self._changing:
+            known = await self._require(digest)
             others = [s for s in known.signatures if s.key != signature.key]
             if len(others) >= MAX_SIGNATURES:
                 raise Conflict(f"image {digest} has {len(others)} signatures, which is the maximum")
@@ -188,7 +199,7 @@ class ImageStore:
 
     def _delete(self, digest: str) -> None:
         path = self._path(digest)
-        self._names.drop(digest)
+        self._names.remove_all(digest)
         path.unlink(missing_ok=True)
         durable.sync_folder(self._folder)
         path.with_suffix(".json").unlink(missing_ok=True)
@@ -199,27 +210,27 @@ class ImageStore:
                 yield chunk
 
     async def name(self, digest: str, name: str, by: str = "") -> ImageInfo:
-        """Let a name mean an image from now on; applied jobs keep their image (BUG-UX3).
+        """Assign a name to an image; applied jobs keep their image (BUG-UX3).
 
-        `by`: the user who gave the name first, and may move it; empty: an operator, who may move
-        any. Raises `NotFound`, and `Forbidden` for a name of another user.
+        `by` is the user; the first user of a name owns it. Empty: an operator, who may move any
+        name. Raises `NotFound`, and `Forbidden` for a name of another user.
         """
-        async with self._signing:
-            await self._get(digest)
+        async with self._changing:
+            await self._require(digest)
             try:
-                await asyncio.to_thread(self._names.give, name, digest, by)
+                await asyncio.to_thread(self._names.assign, name, digest, by)
             except OSError as e:
                 raise HostError(f"cannot name the image {digest}: {e.strerror}") from e
-        found = await self._get(digest)
+        info = await self._require(digest)
         log.info("image named", extra={"image": digest, "as": name, "by": by})
-        return found
+        return info
 
     async def _within_share(
         self, stream: AsyncIterator[bytes], owner: str, path: Path
     ) -> AsyncIterator[bytes]:
-        """Pass a stream on for as long as its owner's images fit into one share (BUG-HT27).
+        """Yield a stream; `TooLarge` once the images of its owner exceed one share (BUG-HT27).
 
-        It counts while it arrives, so one of two concurrent pushes is refused.
+        Bytes count when they arrive, so one of two concurrent pushes is refused.
         """
         most = self._owner_max_bytes
         if most is None or not owner:
@@ -230,22 +241,22 @@ class ImageStore:
         async for chunk in stream:
             size += len(chunk)
             self._arriving[path] = owner, size
-            coming = sum(count for who, count in self._arriving.values() if who == owner)
-            if used[owner] + coming > most:
+            arriving = sum(count for who, count in self._arriving.values() if who == owner)
+            if used[owner] + arriving > most:
                 raise TooLarge(
                     f"the images of {owner} would exceed their share of {most} bytes: "
-                    f"{used[owner]} are stored, {coming} are being received",
+                    f"{used[owner]} are stored, {arriving} are being received",
                     hint="twinectl image list; an operator removes those that no job runs",
                 )
             yield chunk
 
     async def _usage(self) -> Counter[str]:
-        async with self._counting:
+        async with self._changing:
             if self._used is None:
-                found = Counter[str]()
+                used = Counter[str]()
                 for info in await asyncio.to_thread(self._read_all):
-                    found[info.owner] += info.stream_bytes
-                self._used = found
+                    used[info.owner] += info.stream_bytes
+                self._used = used
             return self._used
 
     async def _receive(self, digest: str, path: Path, stream: AsyncIterator[bytes]) -> int:
@@ -263,10 +274,10 @@ class ImageStore:
                     await asyncio.to_thread(_append, file, hasher.update, bytes(buffer))
                     buffer.clear()
             await asyncio.to_thread(_append, file, hasher.update, bytes(buffer))
-            found = f"sha256:{hasher.hexdigest()}"
-            if found != digest:
+            actual = f"sha256:{hasher.hexdigest()}"
+            if actual != digest:
                 raise Unprocessable(
-                    f"the stream of {size} bytes has digest {found}, not {digest}: not stored",
+                    f"the stream of {size} bytes has digest {actual}, not {digest}: not stored",
                     hint="was it truncated or changed in transfer?",
                 )
             await asyncio.to_thread(_sync, file)
@@ -287,7 +298,7 @@ class ImageStore:
             info = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=ImageInfo)
             if path.stat().st_size != info.stream_bytes:
                 return None
-            names = self._names.of(digest)
+            names = self._names.names_of(digest)
             return replace(info, names=names) if names else info
         except FileNotFoundError:
             return None
@@ -297,8 +308,8 @@ class ImageStore:
             return None
 
     def _read_all(self) -> list[ImageInfo]:
-        found = [self._read(f"sha256:{p.stem}") for p in self._folder.glob("*.image")]
-        return sorted((i for i in found if i is not None), key=lambda i: -i.created_at)
+        images = [self._read(f"sha256:{p.stem}") for p in self._folder.glob("*.image")]
+        return sorted((i for i in images if i is not None), key=lambda i: -i.created_at)
 
 
 def _append(file: IO[bytes], update: Callable[[bytes], object], data: bytes) -> None:
@@ -312,7 +323,7 @@ def _sync(file: IO[bytes]) -> None:
 
 
 async def _drain(stream: AsyncIterator[bytes], max_bytes: int) -> None:
-    """Read the rest of the stream: else the sender gets a closed connection, not the answer."""
+    """Read the rest of a stream, so that its sender gets an answer, not a closed connection."""
     left = max_bytes
     async for chunk in stream:
         left -= len(chunk)

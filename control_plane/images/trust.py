@@ -1,6 +1,6 @@
-"""Whether hosts would accept an image for an entitlement: required and present signatures.
+"""Checks whether hosts will accept an image for an entitlement, by the signatures that it requires.
 
-Hosts check the image themselves; this check reports it to owners earlier, in one place.
+Hosts check images themselves. This check informs owners earlier, and in one place.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from control_plane.images.store import FindImage
 from wire.errors import NotFound, Unprocessable
 
 
-async def trust_in(find: FindImage, digest: str, keys: Sequence[str]) -> ImageTrust:
-    """Return a host's trust data of an image; raise `Unprocessable` if it would refuse it."""
-    trust = await _known(find, digest, keys)
+async def checked_trust(find: FindImage, digest: str, keys: Sequence[str]) -> ImageTrust:
+    """Return what a host needs to check an image; `Unprocessable` if the host would refuse it."""
+    trust = await _trust_of(find, digest, keys)
     if why := distrust(digest, trust):
         raise Unprocessable(why, hint=SIGN_HINT)
     return trust
 
 
-async def distrust_in(find: FindImage, digest: str, keys: Sequence[str]) -> str:
+async def distrust_reason(find: FindImage, digest: str, keys: Sequence[str]) -> str:
     """Return why no task may start from an image, empty if one may."""
-    return distrust(digest, await _known(find, digest, keys))
+    return distrust(digest, await _trust_of(find, digest, keys))
 
 
-async def pull_of(find: FindImage, digest: str, keys: Sequence[str], machine: str) -> ImagePull:
+async def pull_request(
+    find: FindImage, digest: str, keys: Sequence[str], machine: str
+) -> ImagePull:
     """Return the request with which a host fetches an image; `NotFound` if the store lacks it."""
     image = await find(digest)
     if image is None:
@@ -38,11 +40,11 @@ async def pull_of(find: FindImage, digest: str, keys: Sequence[str], machine: st
         digest=digest,
         format=image.format,
         path=f"/v1/images/{digest}/stream",
-        trust=await trust_in(find, digest, keys),
+        trust=await checked_trust(find, digest, keys),
     )
 
 
-async def _known(find: FindImage, digest: str, keys: Sequence[str]) -> ImageTrust:
+async def _trust_of(find: FindImage, digest: str, keys: Sequence[str]) -> ImageTrust:
     if not keys:
         return ImageTrust()
     image = await find(digest)

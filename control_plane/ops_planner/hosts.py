@@ -1,4 +1,4 @@
-"""The machines of plans as they are now, from their records and their agents' reports."""
+"""Observes the machines of plans: their records and their agents' reports."""
 
 from __future__ import annotations
 
@@ -9,45 +9,48 @@ from control_plane.agents.region import Region
 from control_plane.api.machines import MachineRecord, MachineState
 from control_plane.api.maintenance import Ends, PlanRecord, WaveRecord, WaveState, Work
 from control_plane.broker.core.unavailability import of_plan
-from control_plane.ops_planner.core.waves import SeenHost
+from control_plane.ops_planner.core.waves import ObservedMachine
 from control_plane.scheduler.ports import Directory
 
 
-class HostsOfPlans:
+class PlanMachines:
     """Reads the machines that a plan waits for; changes nothing."""
 
     def __init__(self, region: Region, directory: Directory) -> None:
         self._machines, self._observations = region.broker.table, region.observations
         self._follows, self._runtime, self._directory = region.follows, region.runtime, directory
 
-    def of(self, plan: PlanRecord, waves: Iterable[WaveRecord]) -> dict[str, SeenHost]:
-        """Return the machines of announced waves, and of others that a plan has not done with.
+    def of(self, plan: PlanRecord, waves: Iterable[WaveRecord]) -> dict[str, ObservedMachine]:
+        """Return the machines of a plan that its next step depends on.
 
-        These are waves with machines that were left out, and with `power-cap` all finished ones.
+        These are the machines of announced waves, of waves from which machines were left out, and
+        with `power-cap` of finished waves.
         """
-        seen = dict[str, SeenHost]()
+        machines = dict[str, ObservedMachine]()
         if plan.ended is not None:
-            return seen
+            return machines
         for wave in waves:
             is_counted = plan.request.work is Work.POWER_CAP and wave.state is WaveState.DONE
             if wave.state is WaveState.ANNOUNCED or wave.left_out or is_counted:
                 for name in wave.machines:
                     record = self._machines.find(name)
                     if record is not None:
-                        seen[name] = self._seen(plan, record)
-        return seen
+                        machines[name] = self._observe(plan, record)
+        return machines
 
-    def _seen(self, plan: PlanRecord, record: MachineRecord) -> SeenHost:
+    def _observe(self, plan: PlanRecord, record: MachineRecord) -> ObservedMachine:
         event = of_plan(record, plan.name, plan.at)
         observation = self._observations.observation(record.machine)
-        elsewhere = not self._follows(record.entitlement)  # then only its record shows its state
-        is_up = record.state is MachineState.UP and (observation.answering or elsewhere)
-        may_stay = plan.request.tasks_survive and event is not None and event.deadline is not None
-        may_stay = may_stay and self._runtime.date() >= (event.deadline or 0.0 if event else 0.0)
-        return SeenHost(
+        # another process follows it: then only its record shows its state
+        is_elsewhere = not self._follows(record.entitlement)
+        is_up = record.state is MachineState.UP and (observation.answering or is_elsewhere)
+        deadline = None if event is None else event.deadline
+        is_late = deadline is not None and self._runtime.date() >= deadline
+        may_stay = plan.request.tasks_survive and is_late
+        return ObservedMachine(
             is_open=event is None or event.end is None,
             is_well=is_up and (not record.entitlement or self._is_ready(record)),
-            tasks=0 if may_stay else self._left(plan, record, is_reachable=is_up),
+            tasks=0 if may_stay else self._leaving_tasks(plan, record, is_reachable=is_up),
             boot=record.facts.boot_id if record.facts is not None else "",
             power_w=record.hardware.power_w if record.hardware is not None else 0,
             is_held=bool(record.entitlement) and plan.request.work is not Work.POWER_CAP,
@@ -58,12 +61,12 @@ class HostsOfPlans:
             return self._observations.ready(record)
         return record.profile_state is ProfileState.VERIFIED
 
-    def _left(self, plan: PlanRecord, record: MachineRecord, *, is_reachable: bool) -> int:
+    def _leaving_tasks(self, plan: PlanRecord, record: MachineRecord, *, is_reachable: bool) -> int:
         """Return how many tasks must still leave a machine.
 
-        A task that its controller had stopped, to be started there again afterwards, counts as
-        gone: its place is kept, and it does not run (TC8). An empty machine keeps no place if it
-        does not return. A machine that does not answer may still run its tasks.
+        A task that its controller had stopped until the work is over counts as gone: it keeps its
+        place, and does not run (TC8). A machine that must become empty keeps no places. A machine
+        that does not answer may still run its tasks.
         """
         tasks = self._directory.tasks(record.machine)
         if not is_reachable or plan.ends is Ends.EMPTY or not self._follows(record.entitlement):

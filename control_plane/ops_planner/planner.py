@@ -1,4 +1,4 @@
-"""Carries plans out: announces one wave after another, and waits for each to return.
+"""Carries out maintenance plans: announces one wave after another, and waits until each returns.
 
 Plans and waves are stored before anything is announced. After a restart the planner continues from
 the stored plans and the present state of the machines.
@@ -33,14 +33,14 @@ from control_plane.ops_planner.core.waves import (
     advance,
     check_name,
     check_request,
-    done_of,
-    how_it_ends,
-    is_enough,
-    is_one_by_one,
+    count_done,
+    end_condition,
+    is_power_shed,
+    is_sequential,
     plan_view,
     stages_of,
 )
-from control_plane.ops_planner.hosts import HostsOfPlans
+from control_plane.ops_planner.hosts import PlanMachines
 from control_plane.ops_planner.ports import Announcements
 from control_plane.ops_planner.preview import Previewer
 from control_plane.runtime.job_table import JobTable
@@ -53,10 +53,10 @@ from control_plane.store.records import PLANS, WAVES
 from wire.errors import Conflict, InvalidInput, NotFound, TwineError
 
 log = logging.getLogger(__name__)
-_LOOK_S = 2.0
-"""Between two checks of the plans that are under way."""
-_KEPT = 200
-"""Ended plans that are kept, for the record."""
+_CHECK_S = 2.0
+"""Interval between two checks of the plans under way."""
+_ENDED_KEPT = 200
+"""Number of ended plans that are kept."""
 
 
 class OpsPlanner:
@@ -75,7 +75,7 @@ class OpsPlanner:
         self._plans: Table[PlanRecord] = Table(store, PLANS, PlanRecord, "maintenance plan")
         self._waves: Table[WaveRecord] = Table(store, WAVES, WaveRecord, "wave")
         self._broker, self._runtime, self._outages = region.broker, region.runtime, outages
-        self._hosts = HostsOfPlans(region, allocator.directory)
+        self._hosts = PlanMachines(region, allocator.directory)
         self._damaged: set[str] = set()
         """Plans whose record, or that of a wave, was set aside as damaged."""
         self.previewer = Previewer(region, jobs, allocator, owner, counters)
@@ -93,21 +93,23 @@ class OpsPlanner:
         """Carry plans out until cancelled."""
         while True:
             steps = [(name, self._end_damaged) for name in sorted(self._damaged)]
-            steps += [(p.name, self._look) for p in self._plans.records() if p.ended is None]
+            steps += [
+                (p.name, self._advance_plan) for p in self._plans.records() if p.ended is None
+            ]
             for name, step in steps:
                 try:
                     await step(name)
                 except TwineError as e:  # the next check tries again
                     fields = {"plan": name, "reason": str(e)}
                     log.warning("check of a plan failed", extra=fields)
-            await self._runtime.sleep(_LOOK_S)
+            await self._runtime.sleep(_CHECK_S)
 
-    # -- what operators ask
+    # -- requests of operators
 
     async def preview(self, name: str, request: MaintenanceRequest) -> Preview:
         """Return what a plan would do; changes nothing."""
         check_name(name)
-        waves = await self._divided(name, request)
+        waves = await self._divide(name, request)
         return await self.previewer.preview(name, request, waves)
 
     async def accept(self, name: str, request: MaintenanceRequest, by: str) -> PlanView:
@@ -115,7 +117,7 @@ class OpsPlanner:
         check_name(name)
         async with self._plans.lock(name):
             self._refuse_known(name)
-            waves = await self._divided(name, request)
+            waves = await self._divide(name, request)
             preview = await self.previewer.preview(name, request, waves)
             if preview.warnings and not request.despite:
                 count = len(preview.warnings)
@@ -128,7 +130,7 @@ class OpsPlanner:
             plan = PlanRecord(
                 name=name,
                 request=replace(request, machines=[], despite=False),
-                ends=how_it_ends(request),
+                ends=end_condition(request),
                 by=by,
                 at=now,
                 machines=sum(map(len, waves)),
@@ -138,12 +140,12 @@ class OpsPlanner:
                 WaveRecord(plan=name, number=number, machines=machines)
                 for number, machines in enumerate(waves, 1)
             ]
-            for record in records:  # first: a plan without its waves would count as done
+            for record in records:  # before the plan, which would count as done without waves
                 await self._put_wave(record)
             await self._plans.commit(name, plan)
             log.info("maintenance planned", extra={"plan": name, "machines": plan.machines})
         await self._drop_old()
-        await self._look(name)
+        await self._advance_plan(name)
         return self.show(name)
 
     def show(self, name: str) -> PlanView:
@@ -152,7 +154,7 @@ class OpsPlanner:
         waves = self._waves_of(plan)
         return plan_view(plan, waves, self._hosts.of(plan, waves), self._runtime.date())
 
-    def every(self) -> list[PlanView]:
+    def list_plans(self) -> list[PlanView]:
         """Return all plans, the newest first, with the waves that are under way."""
         plans = sorted(self._plans.records(), key=lambda plan: (-plan.at, plan.name))
         views = [self.show(plan.name) for plan in plans]
@@ -171,13 +173,13 @@ class OpsPlanner:
             if plan.ended is not None:
                 raise Conflict(f"plan {name} is already {plan.state}")
             await self._plans.commit(name, replace(plan, state=PlanState.CANCELLED, detail=""))
-        await self._look(name)
+        await self._advance_plan(name)
         return self.show(name)
 
     async def report(self, name: str, machines: Collection[str]) -> PlanView:
         """Record that the work on some machines of a plan is over.
 
-        They are in active waves, or an operator continued the plan without them.
+        They must be in active waves, or must have been left out of a wave.
         """
         plan = self._plans.get(name)
         known = {
@@ -189,30 +191,35 @@ class OpsPlanner:
         if unknown:
             raise NotFound(f"plan {name}: {', '.join(unknown[:5])} are in no active wave")
         await self._outages.end_plan(machines, name)
-        await self._look(name)
+        await self._advance_plan(name)
         return self.show(name)
 
-    async def go_on(self, name: str, request: GoOn) -> PlanView:
-        """Check a paused plan again; `without` leaves out the machines that are not back."""
-        plan = self._plans.get(name)
-        if plan.ended is not None:
-            raise Conflict(f"plan {name} is {plan.state}")
-        if request.without:
-            waves = self._waves_of(plan)
-            hosts = self._hosts.of(plan, waves)
-            for wave in waves:
-                if wave.state is WaveState.ANNOUNCED:
-                    stages = stages_of(wave, hosts, plan.ends)
-                    late = [name for name, at in stages.items() if at != Stage.DONE]
-                    left_out = sorted({*wave.left_out, *late})
-                    await self._put_wave(replace(wave, left_out=left_out))
-        await self._look(name)
+    async def continue_plan(self, name: str, request: GoOn) -> PlanView:
+        """Check a paused plan again; with `without`, leave out the machines that are not back."""
+        async with self._plans.lock(name):  # no other actor writes its waves meanwhile
+            plan = self._plans.get(name)
+            if plan.ended is not None:
+                raise Conflict(f"plan {name} is {plan.state}")
+            if request.without:
+                await self._leave_out_missing(plan)
+        await self._advance_plan(name)
         return self.show(name)
+
+    async def _leave_out_missing(self, plan: PlanRecord) -> None:
+        """Leave the machines that are not back out of the announced waves."""
+        waves = self._waves_of(plan)
+        hosts = self._hosts.of(plan, waves)
+        for wave in waves:
+            if wave.state is WaveState.ANNOUNCED:
+                stages = stages_of(wave, hosts, plan.ends)
+                missing = [machine for machine, at in stages.items() if at != Stage.DONE]
+                left_out = sorted({*wave.left_out, *missing})
+                await self._put_wave(replace(wave, left_out=left_out))
 
     # -- one plan
 
-    async def _look(self, name: str) -> None:
-        """Carry out the next step of one plan."""
+    async def _advance_plan(self, name: str) -> None:
+        """Carry out the next step of a plan."""
         async with self._plans.lock(name):
             plan = self._plans.find(name)
             if plan is None or plan.ended is not None:
@@ -238,32 +245,32 @@ class OpsPlanner:
             await self._runtime.checkpoint()
             if wave.state is WaveState.WAITING:
                 waves = self._waves_of(plan)
-                if is_enough(plan, waves, self._hosts.of(plan, waves)):
+                if is_power_shed(plan, waves, self._hosts.of(plan, waves)):
                     await self._put_wave(replace(wave, state=WaveState.CANCELLED, ended=now))
                     continue
                 await self._announce(plan, wave, now)
-                if is_one_by_one(plan.request):
+                if is_sequential(plan.request):
                     break
             elif wave.state is WaveState.ANNOUNCED:
                 await self._announce_missing(plan, wave)
-                then = advance(plan, wave, self._hosts.of(plan, [wave]), now)
-                if then.close:
-                    await self._outages.end_plan(then.close, plan.name)
-                waits = waits or then.waits
-                if then.finish:
+                step = advance(plan, wave, self._hosts.of(plan, [wave]), now)
+                if step.close:
+                    await self._outages.end_plan(step.close, plan.name)
+                waits = waits or step.waits
+                if step.finish:
                     await self._put_wave(replace(wave, state=WaveState.DONE, ended=now))
                     log.info("wave is over", extra={"plan": plan.name, "wave": wave.number})
-                elif is_one_by_one(plan.request):
+                elif is_sequential(plan.request):
                     break
-            elif wave.left_out:  # they may be back by now
+            elif wave.left_out:  # these machines may be back by now
                 back = advance(plan, wave, self._hosts.of(plan, [wave]), now).close
                 await self._outages.end_plan(back, plan.name)
         return waits
 
     async def _announce(self, plan: PlanRecord, wave: WaveRecord, now: float) -> None:
-        """Begin a wave: it is stored first, so that after a crash the same wave is announced."""
-        first = wave.number == 1 or not is_one_by_one(plan.request)
-        start = plan.at + plan.request.start_in_s if first else now
+        """Begin a wave. It is stored first, so that after a crash the same wave is announced."""
+        is_first = wave.number == 1 or not is_sequential(plan.request)
+        start = plan.at + plan.request.start_in_s if is_first else now
         boots = {
             name: record.facts.boot_id
             for name in wave.machines
@@ -276,7 +283,7 @@ class OpsPlanner:
         await self._announce_missing(plan, wave)
 
     async def _announce_missing(self, plan: PlanRecord, wave: WaveRecord) -> None:
-        """Announce a wave to those of its machines that a crash left out."""
+        """Announce a wave for those of its machines that have no event of it yet."""
         table, request = self._broker.table, plan.request
         missing = [
             name
@@ -306,7 +313,7 @@ class OpsPlanner:
         for wave in waves:
             if wave.ended is None:
                 is_begun = wave.state is WaveState.ANNOUNCED
-                done = done_of(wave, hosts, plan.ends) if is_begun else 0
+                done = count_done(wave, hosts, plan.ends) if is_begun else 0
                 await self._put_wave(replace(wave, state=WaveState.CANCELLED, done=done, ended=now))
         for wave in waves:
             if wave.state is not WaveState.WAITING:
@@ -315,9 +322,9 @@ class OpsPlanner:
         log.info("plan ended", extra={"plan": plan.name, "state": plan.state.value})
 
     async def _end_damaged(self, name: str) -> None:
-        """End what a damaged plan, or a damaged wave, has announced: no record says until when.
+        """End the events of a damaged plan or wave, whose record no longer shows when they end.
 
-        What waves with a record have announced stays if they ended, or if the plan continues.
+        Events of a wave with a readable record stay if the wave has ended or the plan continues.
         """
         plan = self._plans.find(name)
         kept = {
@@ -339,7 +346,7 @@ class OpsPlanner:
 
     # -- machines and waves
 
-    async def _divided(self, name: str, request: MaintenanceRequest) -> list[list[str]]:
+    async def _divide(self, name: str, request: MaintenanceRequest) -> list[list[str]]:
         check_request(request)
         names = await self._outages.machines(request.machines, request.scope)
         if len(names) > MACHINES_MAX:
@@ -357,8 +364,8 @@ class OpsPlanner:
             )
 
     def _waves_of(self, plan: PlanRecord) -> list[WaveRecord]:
-        found = (self._waves.find(_key(plan.name, n)) for n in range(1, plan.waves + 1))
-        return [wave for wave in found if wave is not None]
+        waves = (self._waves.find(_key(plan.name, n)) for n in range(1, plan.waves + 1))
+        return [wave for wave in waves if wave is not None]
 
     async def _put_wave(self, wave: WaveRecord) -> None:
         key = _key(wave.plan, wave.number)
@@ -366,10 +373,10 @@ class OpsPlanner:
             await self._waves.commit(key, wave)
 
     async def _drop_old(self) -> None:
-        """Delete the plans that ended first, when there are too many."""
-        over = [plan for plan in self._plans.records() if plan.ended is not None]
-        over.sort(key=lambda plan: plan.ended or 0.0)
-        for plan in over[:-_KEPT]:
+        """Delete the ended plans beyond the kept number, the oldest first."""
+        ended = [plan for plan in self._plans.records() if plan.ended is not None]
+        ended.sort(key=lambda plan: plan.ended or 0.0)
+        for plan in ended[:-_ENDED_KEPT]:
             async with self._plans.lock(plan.name):
                 for wave in self._waves_of(plan):
                     key = _key(wave.plan, wave.number)

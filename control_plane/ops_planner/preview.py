@@ -1,4 +1,4 @@
-"""Plans as shown to operators: progress of one, and what one would do; changes nothing."""
+"""Computes what a plan would do, before an operator applies it; changes nothing."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from control_plane.api.maintenance import (
 from control_plane.broker.core.capacity import micro
 from control_plane.broker.core.unavailability import planned as announced
 from control_plane.ops_planner.core.impact import (
-    JobNow,
-    by_stake,
+    AffectedJob,
+    impact_order,
     overlaps,
     warnings,
     within_budgets,
 )
 from control_plane.ops_planner.core.waves import (
-    PlannedWave,
-    divide,
-    how_it_ends,
-    is_one_by_one,
-    leaving_together,
+    PlannedMachine,
+    divide_into_waves,
+    end_condition,
+    is_sequential,
+    waves_away_together,
 )
 from control_plane.runtime.job_table import JobTable
 from control_plane.scheduler.core.reconcile import available
@@ -44,20 +44,20 @@ from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.ports import Places
 
 _JOBS_SHOWN = 200
-_NOTHING_THERE = 1001
-"""Priority of a machine without tasks: above all (`EntitlementSpec.priority`)."""
-_TURN = 500
+_NO_TASKS_PRIORITY = 1001
+"""Priority of a machine without tasks: above all of `EntitlementSpec.priority`."""
+_CHECKPOINT_EVERY = 500
 """Machines that are read between two checkpoints."""
 _TOGETHER_MAX = 2000
-"""Tasks that are planned as if all moved together: no other actor runs meanwhile.
-With more, each job is judged as if it moved alone, and the preview notes it."""
+"""Largest number of tasks that are planned as if all moved together: no other actor runs meanwhile.
+With more tasks each job is planned as if it moved alone, and the preview notes that."""
 
 
 AskPlaces = Callable[[PlacesRequest], Awaitable[PlacesFound]]
 
 
 class Previewer:
-    """Judges plans."""
+    """Computes previews, and the places that tasks of a plan would find."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class Previewer:
         self._runtime, self._counters = region.runtime, counters
         self._jobs, self._allocator, self._owner = jobs, allocator, owner
         self._announced: set[str] = set()
-        """Machines for which anything is planned."""
-        self.ask_others: AskPlaces = _no_other_plans
+        """Machines with announced work."""
+        self.ask_others: AskPlaces = _no_other_processes
         """Asks the other processes that place tasks; jobs without an answer are missing."""
         region.broker.listen(self._machine_changed)
 
@@ -89,32 +89,32 @@ class Previewer:
         """Return the machines of each wave."""
         planned_machines = []
         for number, name in enumerate(names):
-            if number % _TURN == _TURN - 1:
+            if number % _CHECKPOINT_EVERY == _CHECKPOINT_EVERY - 1:
                 await self._runtime.checkpoint()
             record = self._machines.find(name)
             if record is not None:
                 at = record.location
                 place = (at.datacenter, at.msb, at.row, at.rack)
-                planned_machines.append(PlannedWave(name, place, self._priority(record)))
-        return divide(planned_machines, request)
+                planned_machines.append(PlannedMachine(name, place, self._priority(record)))
+        return divide_into_waves(planned_machines, request)
 
     async def preview(
         self, name: str, request: MaintenanceRequest, waves: Sequence[Sequence[str]]
     ) -> Preview:
         """Return what a plan would do."""
-        jobs, on, down = await self._affected(waves)
+        jobs, serving_on, down = await self._affected_jobs(waves)
         scope = frozenset(machine for wave in waves for machine in wave)
         leaves = not request.tasks_survive
         notes = list[str]()
         if leaves:
-            for wave_numbers in leaving_together(request, len(waves)):
+            for wave_numbers in waves_away_together(request, len(waves)):
                 notes += await self._find_places(jobs, waves, wave_numbers)
         impacts = sorted(
-            (job.impact(stay=request.tasks_survive) for job in jobs.values()), key=by_stake
+            (job.impact(stay=request.tasks_survive) for job in jobs.values()), key=impact_order
         )
-        wave_by_wave = is_one_by_one(request)
+        wave_by_wave = is_sequential(request)
         first = waves[0] if wave_by_wave else [machine for wave in waves for machine in wave]
-        at_once, held = within_budgets(first, on, jobs)
+        at_once, held = within_budgets(first, serving_on, jobs)
         up = max(1, self._counters.machines[MachineState.UP])
         largest = max(map(len, waves)) if wave_by_wave else len(scope)
         if down:
@@ -123,7 +123,7 @@ class Previewer:
             name=name,
             machines=len(scope),
             waves=[len(wave) for wave in waves],
-            ends=how_it_ends(request),
+            ends=end_condition(request),
             tasks=sum(impact.there for impact in impacts),
             jobs=impacts[:_JOBS_SHOWN],
             more_jobs=max(0, len(impacts) - _JOBS_SHOWN),
@@ -142,51 +142,51 @@ class Previewer:
 
     # -- affected jobs
 
-    async def _affected(
+    async def _affected_jobs(
         self, waves: Sequence[Sequence[str]]
-    ) -> tuple[dict[str, JobNow], dict[str, dict[str, int]], int]:
-        """Return the jobs there, machine → job → serving tasks, and how many machines are down."""
-        jobs, on = dict[str, JobNow](), dict[str, dict[str, int]]()
-        looked = down = 0
+    ) -> tuple[dict[str, AffectedJob], dict[str, dict[str, int]], int]:
+        """Return the jobs there; machine → job → serving tasks; and how many machines are down."""
+        jobs, serving_on = dict[str, AffectedJob](), dict[str, dict[str, int]]()
+        checked = down = 0
         for number, wave in enumerate(waves):
             for machine in wave:
-                looked += 1
-                if looked % _TURN == 0:
+                checked += 1
+                if checked % _CHECKPOINT_EVERY == 0:
                     await self._runtime.checkpoint()
                 record = self._machines.find(machine)
                 down += record is not None and record.state is not MachineState.UP
                 for task, entry in self._allocator.directory.tasks(machine).items():
                     if entry.leaving:
                         continue
-                    job = jobs.get(entry.job) or self._job(entry.job, len(waves))
+                    job = jobs.get(entry.job) or self._affected_job(entry.job, len(waves))
                     if job is None:
                         continue
                     jobs[entry.job] = job
                     index = int(task.rpartition("-")[2])
-                    job.there[number].add(index)
-                    if index not in job.down_there:
-                        there = on.setdefault(machine, {})
-                        there[entry.job] = there.get(entry.job, 0) + 1
-        for job in jobs.values():  # `down` counts also those on no machine of the plan
-            job.down_there &= set().union(*job.there)
-        return jobs, on, down
+                    job.tasks_by_wave[number].add(index)
+                    if index not in job.not_serving:
+                        serving = serving_on.setdefault(machine, {})
+                        serving[entry.job] = serving.get(entry.job, 0) + 1
+        for job in jobs.values():  # `down` also counts tasks on other machines
+            job.not_serving &= set().union(*job.tasks_by_wave)
+        return jobs, serving_on, down
 
-    def _job(self, name: str, waves: int) -> JobNow | None:
+    def _affected_job(self, name: str, waves: int) -> AffectedJob | None:
         record = self._jobs.find(name)
         if record is None or record.stopping:
             return None
-        is_seen = self._places_of(name) is not None
+        is_seen = self._allocator_of(name) is not None
         down = {t.index for t in record.tasks if not (self._serves(t) if is_seen else t.listed)}
         controller = record.spec.controller
-        return JobNow(
+        return AffectedJob(
             job=name,
             entitlement=record.spec.entitlement,
             tasks=len(record.tasks),
             down=len(down),
             budget=record.spec.update.max_unavailable,
             controller=controller.name if controller is not None else "",
-            there=[set() for _ in range(waves)],
-            down_there=down,
+            tasks_by_wave=[set() for _ in range(waves)],
+            not_serving=down,
         )
 
     def _serves(self, task: TaskRecord) -> bool:
@@ -196,27 +196,27 @@ class Previewer:
         return available(task, self._observations.view({}, [task.placement.machine], now))
 
     def _priority(self, record: MachineRecord) -> int:
-        """Return the highest priority of a machine's tasks; one without tasks goes last."""
-        jobs = self._allocator.directory.jobs(record.machine)
-        known = (self._jobs.find(job) for job in jobs)
-        ours = [self._allocator.entitlement_of(job.spec) for job in known if job is not None]
-        return max((e.priority for e in ours if e is not None), default=_NOTHING_THERE)
+        """Return the highest priority of a machine's tasks; a machine without tasks goes last."""
+        names = self._allocator.directory.jobs(record.machine)
+        jobs = (self._jobs.find(name) for name in names)
+        known = [self._allocator.entitlement_of(job.spec) for job in jobs if job is not None]
+        return max((e.priority for e in known if e is not None), default=_NO_TASKS_PRIORITY)
 
     # -- where they would go
 
     async def _find_places(
-        self, jobs: dict[str, JobNow], waves: Sequence[Sequence[str]], together: Sequence[int]
+        self, jobs: dict[str, AffectedJob], waves: Sequence[Sequence[str]], together: Sequence[int]
     ) -> list[str]:
-        """Note for each job how many tasks of some waves have no place; return what to say."""
+        """Record for each job how many tasks of some waves have no place; return notes."""
         scope = frozenset(machine for number in together for machine in waves[number])
         leaving = {
-            name: tuple(sorted(set().union(*(job.there[number] for number in together))))
+            name: tuple(sorted(set().union(*(job.tasks_by_wave[number] for number in together))))
             for name, job in jobs.items()
         }
         # only the process that places the tasks of a job can plan for them
-        elsewhere = {name: leaving.pop(name) for name in [*leaving] if not self._places_of(name)}
+        elsewhere = {name: leaving.pop(name) for name in [*leaving] if not self._allocator_of(name)}
         unknown = await self._ask_others(jobs, elsewhere, scope)
-        at_once = await self._find_here(jobs, leaving, scope)
+        at_once = await self._find_own_places(jobs, leaving, scope)
         notes = []
         if unknown:
             notes.append(
@@ -231,9 +231,12 @@ class Previewer:
         return notes
 
     async def _ask_others(
-        self, jobs: dict[str, JobNow], leaving: Mapping[str, tuple[int, ...]], scope: frozenset[str]
+        self,
+        jobs: dict[str, AffectedJob],
+        leaving: Mapping[str, tuple[int, ...]],
+        scope: frozenset[str],
     ) -> list[str]:
-        """Note what other processes found for their jobs; return the jobs without an answer.
+        """Record what other processes answered for their jobs; return the jobs without an answer.
 
         Each process plans its own jobs together, as if the jobs of other processes stayed.
         """
@@ -242,28 +245,35 @@ class Previewer:
         request = PlacesRequest(
             tasks={n: list(of) for n, of in leaving.items()}, leave=sorted(scope)
         )
-        found = (await self.ask_others(request)).jobs
-        for name, places in found.items():
+        answered = (await self.ask_others(request)).jobs
+        for name, places in answered.items():
             if name in jobs and places.unplaced > jobs[name].unplaced:
                 jobs[name].unplaced, jobs[name].reasons = places.unplaced, list(places.reasons)
-        return sorted(leaving.keys() - found.keys())
+        return sorted(leaving.keys() - answered.keys())
 
     async def find_places(self, request: PlacesRequest) -> PlacesFound:
         """Return how many tasks of jobs of this process would have no place, and why."""
-        jobs = {name: job for name in request.tasks if (job := self._job(name, 0)) is not None}
-        ours = {
-            name: tuple(request.tasks[name]) for name in jobs if self._places_of(name) is not None
+        jobs = {
+            name: job for name in request.tasks if (job := self._affected_job(name, 0)) is not None
         }
-        await self._find_here(jobs, ours, frozenset(request.leave))
-        found = {n: JobPlaces(unplaced=jobs[n].unplaced, reasons=jobs[n].reasons) for n in ours}
-        return PlacesFound(jobs=found)
+        own = {
+            name: tuple(request.tasks[name])
+            for name in jobs
+            if self._allocator_of(name) is not None
+        }
+        await self._find_own_places(jobs, own, frozenset(request.leave))
+        places = {n: JobPlaces(unplaced=jobs[n].unplaced, reasons=jobs[n].reasons) for n in own}
+        return PlacesFound(jobs=places)
 
-    async def _find_here(
-        self, jobs: dict[str, JobNow], leaving: Mapping[str, tuple[int, ...]], scope: frozenset[str]
+    async def _find_own_places(
+        self,
+        jobs: dict[str, AffectedJob],
+        leaving: Mapping[str, tuple[int, ...]],
+        scope: frozenset[str],
     ) -> bool:
-        """Note for each job how many tasks have no place; return whether all were planned at once.
+        """Record for each job how many tasks have no place; return whether all moved together.
 
-        Nothing that is found stays reserved.
+        Places are reserved only during the search.
         """
         at_once = sum(map(len, leaving.values())) <= _TOGETHER_MAX
         reserved = list[Change]()
@@ -280,7 +290,8 @@ class Previewer:
         await self._runtime.checkpoint()
         return at_once
 
-    def _places_of(self, job: str) -> Places | None:
+    def _allocator_of(self, job: str) -> Places | None:
+        """Return the allocator of a job; None: it is in another process."""
         record = self._jobs.find(job)
         if record is None:
             return self._allocator
@@ -290,20 +301,22 @@ class Previewer:
         return (self._owner(change.pool) or self._allocator).index
 
     def _find_place(
-        self, job: JobNow, tasks: tuple[int, ...], scope: frozenset[str]
+        self, job: AffectedJob, tasks: tuple[int, ...], scope: frozenset[str]
     ) -> Change | None:
-        record, allocator = self._jobs.find(job.job), self._places_of(job.job)
+        """Record how many tasks of a job have no place; return the change of the others."""
+        record, allocator = self._jobs.find(job.job), self._allocator_of(job.job)
         if record is None or allocator is None or not tasks:
             return None
         entitlement = allocator.entitlement_of(record.spec)
         claims = allocator.index.claims.get(job.job)
         staying: dict[tuple[Demand, str], list[int]] = defaultdict(list)
-        groups = []
         for claim in claims or ():
             if claim.task not in set(tasks):
                 staying[claim.demand, claim.machine.pool].append(claim.task)
-        for (demand, pool), those in staying.items():
-            groups.append(Group(demand, tuple(those), elsewhere=pool))
+        groups = [
+            Group(demand, tuple(staying_tasks), elsewhere=pool)
+            for (demand, pool), staying_tasks in staying.items()
+        ]
         wanted = demand_for(record.spec, entitlement)
         groups.append(Group(wanted, tasks, leave=scope, running=False))
         request = Request(
@@ -314,17 +327,17 @@ class Previewer:
             record.spec.fit,
         )
         allowance = allocator.quotas.allowance(request)
-        self._make_room(allowance, allocator.index.pool(request.pool), scope)
-        made = planned(allocator.index, request, allowance)
-        moved = {claim.task for claim in made.change.claims}
+        self._raise_allowance(allowance, allocator.index.pool(request.pool), scope)
+        plan = planned(allocator.index, request, allowance)
+        moved = {claim.task for claim in plan.change.claims}
         unplaced = sum(1 for task in tasks if task not in moved)
         if unplaced > job.unplaced:
-            job.unplaced, job.reasons = unplaced, list(made.reasons)
-        busy = claims is not None and claims.reserved is not None
-        return None if busy else made.change
+            job.unplaced, job.reasons = unplaced, list(plan.reasons)
+        is_reserved = claims is not None and claims.reserved is not None
+        return None if is_reserved else plan.change
 
-    def _make_room(self, allowance: Allowance, pool: Pool, scope: frozenset[str]) -> None:
-        """Raise a pool's allowance by the machines that it gives up."""
+    def _raise_allowance(self, allowance: Allowance, pool: Pool, scope: frozenset[str]) -> None:
+        """Raise a pool's allowance by those of its machines that the plan takes away."""
         for name in scope - self._announced:
             machine = self._allocator.index.machines.get(name)
             if machine is None or machine.pool != pool.name:
@@ -341,27 +354,27 @@ class Previewer:
     # -- what else is planned
 
     async def _conflicts(
-        self, name: str, scope: frozenset[str], jobs: dict[str, JobNow]
+        self, name: str, scope: frozenset[str], jobs: dict[str, AffectedJob]
     ) -> list[str]:
+        """Describe other work that is announced for the same machines or jobs."""
         machines: dict[str, list[str]] = defaultdict(list)
         shared: dict[str, set[str]] = defaultdict(set)
         for number, machine in enumerate(sorted(self._announced | scope)):
-            if number % _TURN == _TURN - 1:
+            if number % _CHECKPOINT_EVERY == _CHECKPOINT_EVERY - 1:
                 await self._runtime.checkpoint()
             record = self._machines.find(machine)
             for event in announced(record) if record is not None else ():
                 if event.plan == name and name:
                     continue
-                whose = (
+                work = (
                     f"plan {event.plan}" if event.plan else f"{event.kind.value} ({event.reason})"
                 )
                 if machine in scope:
-                    machines[whose].append(machine)
+                    machines[work].append(machine)
                 else:
-                    there = self._allocator.directory.jobs(machine)
-                    shared[whose] |= there & jobs.keys()
-        return overlaps(machines, {plan: sorted(both) for plan, both in shared.items() if both})
+                    shared[work] |= self._allocator.directory.jobs(machine) & jobs.keys()
+        return overlaps(machines, {work: sorted(names) for work, names in shared.items() if names})
 
 
-async def _no_other_plans(_: PlacesRequest) -> PlacesFound:
+async def _no_other_processes(_: PlacesRequest) -> PlacesFound:
     return PlacesFound()

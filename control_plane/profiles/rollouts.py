@@ -1,7 +1,7 @@
 """Brings machines in use to a changed profile, and back if that fails (HP12, HP13).
 
-The texts of profiles and one rollout per entitlement are stored. From them and the state of the
-machines, `core/gradual.py` decides the next steps. The switcher does each single switch.
+The texts of profiles and one rollout per entitlement are stored. `core/rollout_steps.py` decides
+the next steps from them and the state of the machines. The switcher does each single switch.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from control_plane.api.profiles import (
     version_name,
 )
 from control_plane.broker.core.unavailability import open_event
-from control_plane.profiles.core.gradual import (
-    Steps,
-    SwitchingHost,
+from control_plane.profiles.core.proposal import check_text
+from control_plane.profiles.core.rollout_steps import (
+    RolloutSteps,
+    SwitchingMachine,
     is_under_way,
     is_unproved,
+    next_steps,
     proved,
-    steps,
     target,
 )
-from control_plane.profiles.core.proposal import check_text
 from control_plane.profiles.core.stats import stats_of
 from control_plane.runtime.table import Table
 from control_plane.store import Store
@@ -47,11 +47,11 @@ from control_plane.store.records import PROFILES, ROLLOUTS
 from wire.errors import Conflict, InvalidInput, NotFound, TwineError
 
 log = logging.getLogger(__name__)
-_LOOK = 50
+_CHECKPOINT_EVERY = 50
 """Machines that are read between two checkpoints."""
-_LOOK_S = 2.0
+_CHECK_S = 2.0
 """Interval between checks of the rollouts."""
-_SICK = (TaskState.BACKOFF, TaskState.FAILED)
+_FAILING = (TaskState.BACKOFF, TaskState.FAILED)
 
 
 class ProfileRollouts:
@@ -70,7 +70,7 @@ class ProfileRollouts:
         `writer` names this process if several processes write to the store.
         """
         self._broker, self._observations = region.broker, region.observations
-        self._runtime = region.runtime
+        self._runtime, self._quarantine_s = region.runtime, region.settings.quarantine_s
         self._entitlements, self._keys, self._follows = entitlements, keys, region.follows
         self._versions: Table[ProfileVersion] = Table(
             store, PROFILES, ProfileVersion, "profile", writer=writer
@@ -82,11 +82,11 @@ class ProfileRollouts:
         self._proved: dict[str, tuple[int, float]] = {}
         """Machine → the generation of its profile that is proved, and since when."""
         self._waiting: dict[str, tuple[str, ...]] = {}
-        self._stuck: dict[str, str] = {}
+        """Entitlement → what the machines in trial wait for."""
+        self._needs_boot: dict[str, str] = {}
         """Machine that waits for a boot or is being drained for its profile → its entitlement.
-
-        A machine of the free pool is here only if an earlier release left its event open."""
-        self._lost: dict[str, str] = {}
+        A free machine is here only if an earlier release left its event open."""
+        self._quarantined_for: dict[str, str] = {}
         """Machine → the profile for which it was quarantined."""
         region.broker.listen(self._machine_changed)
 
@@ -98,13 +98,15 @@ class ProfileRollouts:
     async def run(self) -> None:
         """Advance rollouts until cancelled."""
         while True:
-            for name in filter(self._follows, sorted({*self._rollouts, *self._stuck.values()})):
+            for name in filter(
+                self._follows, sorted({*self._rollouts, *self._needs_boot.values()})
+            ):
                 try:
-                    await (self._advance(name) if name else self._free_stuck())
+                    await (self._advance(name) if name else self._end_events_of_released())
                 except TwineError as e:  # the next check tries again
                     fields = {"entitlement": name, "reason": str(e)}
                     log.warning("check of a profile rollout failed", extra=fields)
-            await self._runtime.sleep(_LOOK_S)
+            await self._runtime.sleep(_CHECK_S)
 
     # -- calls
 
@@ -143,7 +145,7 @@ class ProfileRollouts:
         """Return how long the last switches of hosts took."""
         reports = list[ProfileStatus]()
         for number, name in enumerate(self._broker.table):
-            if number % _LOOK == 0:
+            if number % _CHECKPOINT_EVERY == 0:
                 await self._runtime.checkpoint()
             observation = self._observations.look(name)
             if observation.answering:
@@ -207,7 +209,7 @@ class ProfileRollouts:
             async with self._versions.lock(version.name):
                 await self._versions.commit(version.name, version)
 
-    async def go_back(self, entitlement: str, by: str) -> ProfileView:
+    async def roll_back(self, entitlement: str, by: str) -> ProfileView:
         """Roll machines back to the profile before the last proposal."""
         self._entitlement(entitlement)
         async with self._rollouts.lock(entitlement):
@@ -224,8 +226,7 @@ class ProfileRollouts:
         return self.show(entitlement)
 
     def _entitlement(self, name: str) -> EntitlementRecord:
-        record = self._entitlements.find(name)
-        if record is None:
+        if (record := self._entitlements.find(name)) is None:
             raise NotFound(f"there is no entitlement {name!r}")
         return record
 
@@ -239,13 +240,13 @@ class ProfileRollouts:
             or open_event(after, EventKind.PROFILE) is not None
         )
         if after is not None and waits:
-            self._stuck[name] = after.entitlement
+            self._needs_boot[name] = after.entitlement
         else:
-            self._stuck.pop(name, None)
+            self._needs_boot.pop(name, None)
         if after is not None and after.quarantined_profile:
-            self._lost[name] = after.quarantined_profile
+            self._quarantined_for[name] = after.quarantined_profile
         else:
-            self._lost.pop(name, None)
+            self._quarantined_for.pop(name, None)
         if after is None:
             self._proved.pop(name, None)
 
@@ -257,17 +258,17 @@ class ProfileRollouts:
                 if known is not None:
                     await self._rollouts.commit(name, None)
                 return
-            hosts = [self._host(record) for record in self._broker.held(name)]
+            hosts = [self._observe(record) for record in self._broker.held(name)]
             lost = self._quarantined(known) if known is not None else []
             if known is not None and self._is_unproved(known):
                 await self._store_progress(known, proved(known, hosts, lost))
             if known is None or not is_under_way(known):
-                await self._unstick(hosts)
+                await self._drain_for_boot(hosts)
                 return
-            made = steps(known, hosts, lost, self._runtime.date())
-            self._waiting[name] = made.waiting
-            await self._store_progress(known, made.rollout)
-        await self._carry_out(name, made)
+            step = next_steps(known, hosts, lost, self._runtime.date())
+            self._waiting[name] = step.waiting
+            await self._store_progress(known, step.rollout)
+        await self._carry_out(name, step)
 
     def _is_unproved(self, rollout: ProfileRollout | None) -> bool:
         """Return whether the entitlement has a profile that none of its machines has reached."""
@@ -276,13 +277,14 @@ class ProfileRollouts:
         return self._entitlement(rollout.entitlement).spec.host_profile == rollout.name
 
     def _quarantined(self, rollout: ProfileRollout) -> list[str]:
-        """Return the machines that were quarantined for not reaching the rollout's profile."""
+        """Return the machines that were quarantined for the profile since the rollout began."""
+        ends_after = rollout.at + self._quarantine_s
         return [
             record.machine
-            for machine, profile in self._lost.items()
+            for machine, profile in self._quarantined_for.items()
             if profile == rollout.name
             and (record := self._broker.table.find(machine)) is not None
-            and record.quarantined_until > rollout.at
+            and record.quarantined_until > ends_after
         ]
 
     async def _store_progress(self, known: ProfileRollout, after: ProfileRollout) -> None:
@@ -297,33 +299,33 @@ class ProfileRollouts:
             fields["state"] = after.state.value
             log.info("profile rollout continues", extra=fields)
 
-    async def _unstick(self, hosts: Sequence[SwitchingHost]) -> None:
-        """Drain one machine that waits for a boot; end the drains of machines that are done."""
+    async def _drain_for_boot(self, hosts: Sequence[SwitchingMachine]) -> None:
+        """Drain one machine that waits for a boot; end the drains of machines that switched."""
         for host in hosts:
             if host.leaving and host.proof is Proof.VERIFIED:
-                await self._end(host.name)
+                await self._end_drain(host.name)
         waits = [h for h in hosts if h.proof is Proof.PENDING_REBOOT and h.up]
         if waits and not any(host.leaving for host in hosts) and not waits[0].empty:
-            await self._begin(waits[0].name, waits[0].wanted)
+            await self._begin_drain(waits[0].name, waits[0].wanted)
 
-    async def _free_stuck(self) -> None:
+    async def _end_events_of_released(self) -> None:
         """End the profile events of machines that no longer belong to an entitlement."""
-        for machine in [name for name, where in self._stuck.items() if not where]:
-            await self._end(machine)
+        for machine in [name for name, where in self._needs_boot.items() if not where]:
+            await self._end_drain(machine)
 
-    async def _carry_out(self, entitlement: str, made: Steps) -> None:
-        wanted = target(made.rollout)
-        for machine in made.switch:
+    async def _carry_out(self, entitlement: str, step: RolloutSteps) -> None:
+        wanted = target(step.rollout)
+        for machine in step.switch:
             await self._broker.carry_out(
                 machine, WantProfile(entitlement=entitlement, profile=wanted)
             )
             self._observations.changed(machine)
-        for machine in made.drain:
-            await self._begin(machine, wanted)
-        for machine in made.give_back:
-            await self._end(machine)
+        for machine in step.drain:
+            await self._begin_drain(machine, wanted)
+        for machine in step.give_back:
+            await self._end_drain(machine)
 
-    async def _begin(self, machine: str, profile: str) -> None:
+    async def _begin_drain(self, machine: str, profile: str) -> None:
         """Begin to drain a machine whose switch needs it empty."""
         now = self._runtime.date()
         event = UnavailabilityEvent(
@@ -335,7 +337,7 @@ class ProfileRollouts:
         await self._broker.carry_out(machine, BeginEvent(event=event))
         log.info("machine emptied for its profile", extra={"machine": machine})
 
-    async def _end(self, machine: str) -> None:
+    async def _end_drain(self, machine: str) -> None:
         await self._broker.carry_out(machine, EndEvents(kinds=[EventKind.PROFILE]))
 
     async def _set_profile(self, name: str, profile: str) -> None:
@@ -352,15 +354,13 @@ class ProfileRollouts:
                     ),
                 )
 
-    def _host(self, record: MachineRecord) -> SwitchingHost:
+    def _observe(self, record: MachineRecord) -> SwitchingMachine:
         name, observation = record.machine, self._observations.observation(record.machine)
         up = record.state is MachineState.UP and observation.answering
-        seen = observation.profile
-        current = (
-            seen.generation == record.assignment_generation and seen.name == record.profile_wanted
-        )
-        proof = seen.state if up and current else Proof.NONE
-        now, generation = self._runtime.now(), record.assignment_generation
+        seen, generation = observation.profile, record.assignment_generation
+        is_current = (seen.generation, seen.name) == (generation, record.profile_wanted)
+        proof = seen.state if up and is_current else Proof.NONE
+        now = self._runtime.now()
         if proof is Proof.VERIFIED and record.profile_state is Proof.VERIFIED:
             if self._proved.get(name, (0, 0.0))[0] != generation:
                 self._proved[name] = (generation, now)
@@ -369,10 +369,10 @@ class ProfileRollouts:
             proof = Proof.APPLYING if proof is Proof.VERIFIED else proof
         since = self._proved.get(name)
         well = all(
-            status.health is not Health.UNHEALTHY and status.state not in _SICK
+            status.health is not Health.UNHEALTHY and status.state not in _FAILING
             for status in observation.tasks.values()
         )
-        return SwitchingHost(
+        return SwitchingMachine(
             name=name,
             wanted=record.profile_wanted,
             proof=proof,

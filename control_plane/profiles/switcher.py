@@ -1,7 +1,7 @@
-"""Brings each assigned machine to its entitlement's host profile, and records the proof.
+"""Brings each assigned machine to its entitlement's host profile, and records the verification.
 
-Keyed workers handle assigned machines; `core.switch` decides each step from the record and from the
-agent's report.
+A keyed worker handles each assigned machine. `core/switch.py` decides each step from the machine's
+record and its agent's report.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from control_plane.runtime.table import ignore
 from control_plane.runtime.workers import Pace, Workers
 
 log = logging.getLogger(__name__)
-_ASK_EVERY_S = 1.0
+_QUERY_EVERY_S = 1.0
 _REFUSALS_MAX = 5
 """Consecutive refusals of a profile after which the machine is quarantined."""
 
@@ -43,18 +43,18 @@ class Switcher:
         self._settings, self._runtime = region.settings, region.runtime
         self._dispatcher, self._follows = dispatcher, region.follows
         pace = Pace(retry_s=self._settings.retry_s)
-        self._workers = Workers(region.runtime, "profiles", self._look, pace)
+        self._workers = Workers(region.runtime, "profiles", self._switch, pace)
         self._limit = region.limits.of(
             LimitName.PROFILES,
             self._settings.profile_switches_per_s,
             self._settings.profile_switches_burst,
         )
-        self._asked_for: dict[str, tuple[str, int]] = {}
+        self._requested: dict[str, tuple[str, int]] = {}
         """Machine → profile and generation of the last request; repeats are not rate-limited."""
         self._raised_at: dict[str, float] = {}
-        self._asked_empty: dict[str, int] = {}
-        """Machine → the generation of its profile that was requested while it was empty."""
-        self._back_by: dict[str, tuple[float, float]] = {}
+        self._requested_empty: dict[str, int] = {}
+        """Machine → generation of its profile that was requested while no task was alive there."""
+        self._reboot_deadlines: dict[str, tuple[float, float]] = {}
         """Machine → the stored deadline of its reboot, and the same on the monotonic clock."""
         region.broker.listen(lambda name, *_: self._wake(name), loaded=ignore)
         region.observations.listen(self._wake)
@@ -78,32 +78,39 @@ class Switcher:
 
     def _forget(self, name: str) -> None:
         self._workers.forget(name)
-        for known in (self._raised_at, self._back_by, self._asked_empty, self._asked_for):
+        for known in (
+            self._raised_at,
+            self._reboot_deadlines,
+            self._requested_empty,
+            self._requested,
+        ):
             known.pop(name, None)
 
-    async def _look(self, name: str) -> float | None:
-        """Take the next step for a machine; forget the machine if it is no longer assigned."""
+    async def _switch(self, name: str) -> float | None:
+        """Carry out the next step for a machine; forget a machine that is no longer assigned."""
         record = self._broker.table.find(name)
         if record is None or not self._is_ours(record):
             self._forget(name)
             return None
-        return await self._step(record)
+        return await self._take_step(record)
 
-    async def _step(self, record: MachineRecord) -> float | None:
-        """Do the next step; return the seconds to the next round, None to wait for a change."""
+    async def _take_step(self, record: MachineRecord) -> float | None:
+        """Carry out the next step; return the seconds to the next one, None: wait for a change."""
         name, observation = record.machine, self._observations.observation(record.machine)
         if record.state is not MachineState.UP or not observation.answering:
-            return await self._overdue(record)
+            return await self._check_reboot(record)
         empty = is_empty(observation.tasks)
-        # unknown for requests of an earlier process
-        asked_empty = self._asked_empty.get(name) == record.assignment_generation
-        asked_full = not asked_empty and open_event(record, EventKind.PLANNED) is None
-        switch = next_step(record, observation.profile, empty=empty, asked_full=asked_full)
+        # not known of requests by an earlier process
+        was_empty = self._requested_empty.get(name) == record.assignment_generation
+        requested_with_tasks = not was_empty and open_event(record, EventKind.PLANNED) is None
+        switch = next_step(
+            record, observation.profile, empty=empty, requested_with_tasks=requested_with_tasks
+        )
         match switch.step:
             case Step.SEND:
                 return await self._send(record, observation)
             case Step.RAISE:
-                return await self._raise(record, observation, switch)
+                return await self._raise_generation(record, observation, switch)
             case Step.RECORD:
                 await self._broker.carry_out(name, NoteProfile(seen=observation.profile))
                 self._observations.changed(name)
@@ -124,19 +131,19 @@ class Switcher:
             await self._quarantine(record, observation.refused[PROFILE])
             return None
         wanted = (record.profile_wanted, record.assignment_generation)
-        if self._asked_for.get(record.machine) != wanted:
+        if self._requested.get(record.machine) != wanted:
             wait_s = self._limit.take(self._runtime.now())
             if wait_s > 0:
-                return max(wait_s, _ASK_EVERY_S)
-            self._asked_for[record.machine] = wanted
+                return max(wait_s, _QUERY_EVERY_S)
+            self._requested[record.machine] = wanted
         if is_empty(observation.tasks):
-            self._asked_empty[record.machine] = record.assignment_generation
+            self._requested_empty[record.machine] = record.assignment_generation
         else:
-            self._asked_empty.pop(record.machine, None)
+            self._requested_empty.pop(record.machine, None)
         self._dispatcher.put_profile(record.machine)
         return self._settings.retry_s
 
-    async def _raise(
+    async def _raise_generation(
         self, record: MachineRecord, observation: Observation, switch: Switch
     ) -> float | None:
         """Request the profile again under a new generation, at most once per `retry_s`."""
@@ -168,21 +175,21 @@ class Switcher:
             await self._broker.carry_out(
                 name, ExpectReboot(reason=switch.reason, deadline=deadline)
             )
-            if await self._overdue(self._broker.table.get(name)) is None:
+            if await self._check_reboot(self._broker.table.get(name)) is None:
                 return None
         self._dispatcher.ask_profile(name)
-        return _ASK_EVERY_S
+        return _QUERY_EVERY_S
 
-    async def _overdue(self, record: MachineRecord) -> float | None:
-        """Return the seconds left to wait for a reboot; quarantine the machine after that time."""
+    async def _check_reboot(self, record: MachineRecord) -> float | None:
+        """Return the seconds left for a planned reboot; after that time quarantine the machine."""
         name, planned = record.machine, open_event(record, EventKind.PLANNED)
         if planned is None or planned.deadline is None:
-            self._back_by.pop(name, None)
+            self._reboot_deadlines.pop(name, None)
             return None
-        known = self._back_by.get(name)
+        known = self._reboot_deadlines.get(name)
         if known is None or known[0] != planned.deadline:
             left = max(0.0, planned.deadline - self._runtime.date())
-            known = self._back_by[name] = (planned.deadline, self._runtime.now() + left)
+            known = self._reboot_deadlines[name] = (planned.deadline, self._runtime.now() + left)
         left = known[1] - self._runtime.now()  # the wall clock may have stepped since
         if left > 0:
             return left
@@ -190,7 +197,7 @@ class Switcher:
         return None
 
     async def _quarantine(self, record: MachineRecord, reason: str) -> None:
-        """Quarantine a machine; a machine with running tasks stays, but gets no new ones."""
+        """Quarantine a machine; one with running tasks keeps them, but gets no new ones."""
         observation = self._observations.observation(record.machine)
         if observation.answering and not is_empty(observation.tasks):
             if record.profile_state is not observation.profile.state:

@@ -23,7 +23,7 @@ from control_plane.scheduler.idle_jobs import IdleJobs
 from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.surge_buffer import SurgeBuffer
-from control_plane.task_control.core.talk import ControllerAnswer
+from control_plane.task_control.core.conversation import ControllerAnswer
 
 _CHUNK = 100
 """Machines that are read between two checkpoints."""

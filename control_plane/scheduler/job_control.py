@@ -20,7 +20,7 @@ from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.api.settings import SchedulerSettings
 from control_plane.api.stored_jobs import RetiredJob
 from control_plane.images.store import FindImage
-from control_plane.images.trust import distrust_in
+from control_plane.images.trust import distrust_reason
 from control_plane.portal.core.pools import pool_of
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
@@ -198,7 +198,7 @@ class JobControl:
         """Return why no task of a job may start from its image; empty: tasks may start."""
         entitlement = self._portal.specs().get(spec.entitlement)
         keys = [] if entitlement is None else entitlement.image_keys
-        return await distrust_in(self._find_image, spec.image, keys)
+        return await distrust_reason(self._find_image, spec.image, keys)
 
     def users_of_image(self, digest: str) -> list[str]:
         """Return the jobs with a version of this image: wanted, running, or kept for rollback."""

@@ -1,8 +1,8 @@
 """The map from entitlements to shards, and the term that agents compare (docs/adr/0150).
 
-The number of the term is the epoch of the map's store, plus the moves of all
-entitlements so far. So it rises with a new leader and with each move. A store without a map
-continues from the epochs that hosts received before.
+The number of the term is the epoch of the map's store plus the number of moves of all entitlements.
+So it rises with each new leader and with each move. A store without a map continues from the epochs
+that hosts received before.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class OwnershipMap:
     async def give(
         self, entitlement: str, shard: int, compare: Mapping[str, int] | None = None
     ) -> None:
-        """Give an unused entitlement to a shard, if `compare` holds."""
+        """Give an entitlement without an owner to a shard, if `compare` holds."""
         async with self.table.lock(entitlement):
             if self.table.find(entitlement) is None:
                 owner = EntitlementOwner(entitlement=entitlement, shard=shard)
@@ -99,10 +99,10 @@ class OwnershipMap:
     async def move(
         self, entitlement: str, shard: int, compare: Mapping[str, int] | None = None
     ) -> None:
-        """Give an entitlement to another shard, and raise the term: one write, the commit point.
+        """Give an entitlement to another shard and raise the term, in one write: the commit point.
 
-        After an error the outcome may be unknown: `table.settle` finds out. `Conflict` where
-        `compare` does not hold.
+        Raises `Conflict` if `compare` does not hold. After another error the outcome may be
+        unknown: `table.settle` finds out.
         """
         async with self.table.lock(entitlement):
             moved = EntitlementOwner(entitlement=entitlement, shard=shard, moved=self._moves + 1)
@@ -118,7 +118,7 @@ class OwnershipMap:
                 await self.table.commit(entitlement, replace(known, moving_to=to), also=also)
 
     async def release(self, entitlement: str) -> None:
-        """Write that this process has stopped work in an entitlement; `Conflict` if it stays."""
+        """Store that this process stopped work in an entitlement; `Conflict` if it stays."""
         record = EntitlementRelease(entitlement=entitlement)
         put = Put(RELEASES + entitlement, encode(record))
         await self._store.txn(self.table.expect([entitlement]), [put])
@@ -134,7 +134,7 @@ class OwnershipMap:
     def headers(self, machine: str) -> Mapping[str, str]:
         """Return the ownership header of a request to a machine; empty for a free one.
 
-        A process that does not run the shard of the entitlement sends 0: hosts change nothing.
+        A process that does not run the shard of the entitlement sends 0, and hosts change nothing.
         """
         record = self.find_machine(machine)
         if record is None or record.entitlement == FREE:

@@ -1,9 +1,9 @@
-"""Roles as processes: the role of this one, and the leader of each other role (docs/adr/0153).
+"""The role of this process, and the leaders of all roles (docs/adr/0153).
 
-All processes of a region write to one store. Each role has a leader of its own, elected with an
-epoch of one shared counter; the election itself writes the leader's record. So a follower of the
-store sees elections in the order of their epochs. A replaced leader sees its successor
-before it could adopt a later epoch from another role.
+All processes of a region write to one store. Each role has a leader, elected with an epoch of one
+shared counter. The election also writes the leader's record, so a follower of the store sees
+elections in the order of their epochs. A replaced leader sees its successor before it can adopt a
+later epoch of another role.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class OwnRole(msgspec.Struct, frozen=True, kw_only=True):
             return True
         return shard == (self.shard or 0)
 
-    def announced(self, epoch: int) -> Sequence[Put]:
-        """Return the records that its election writes."""
+    def election_records(self, epoch: int) -> Sequence[Put]:
+        """Return the writes that are part of its election."""
         record = RoleProcess(
             role=self.name,
             epoch=epoch,
@@ -100,7 +100,7 @@ class RoleLeaders:
         """Return the URL of a shard's process, or raise `Unreachable`."""
         record = self.leader_of(shard)
         if record is None:
-            raise away(shard, "no process of it has ever led")
+            raise shard_unavailable(shard, "no process of it has ever led")
         return record.url
 
     def leader_of(self, shard: int) -> RoleProcess | None:
@@ -169,7 +169,7 @@ class RoleLeaders:
         self._replaced.exception()  # the owner of the process calls `wait_replaced`
 
 
-def away(shard: int, why: str) -> Unreachable:
+def shard_unavailable(shard: int, why: str) -> Unreachable:
     """Return the error of a request for a shard whose process does not answer."""
     return Unreachable(
         f"shard {shard} is unavailable: {why}; its tasks continue to run",

@@ -1,4 +1,4 @@
-"""The scopes of a region's shards, and what they allow of its entitlements (docs/adr/0223)."""
+"""Checks that shards own only entitlements that their scopes permit (docs/adr/0223)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from control_plane.shards.ownership import OwnershipMap
 
 
 class ShardScopes:
-    """Checks each change of an owner and of a pin; a transaction compares what it was based on."""
+    """Checks each change of an owner or a pin; returns what the transaction must compare."""
 
     def __init__(
         self,
@@ -21,11 +21,11 @@ class ShardScopes:
         entitlements: Table[EntitlementRecord],
         held: Callable[[str], Iterable[MachineRecord]],
     ) -> None:
-        """`regions` are those of `SchedulerSettings.shard_regions`; `held` the machines of one."""
+        """`regions` is `SchedulerSettings.shard_regions`; `held` returns the machines of one."""
         self._regions, self._ownership, self._entitlements = regions, ownership, entitlements
         self._held = held
 
-    def of(self, shard: int) -> str:
+    def region_of(self, shard: int) -> str:
         """Return the region of a shard; empty: it is global."""
         return self._regions.get(str(shard), "")
 
@@ -43,18 +43,18 @@ class ShardScopes:
                 if record.spec.materialization is None
             }
             owners = {name: self._ownership.shard_of(name) for name in pins}
-            scopes.check_owners(owners, pins, self.of)
+            scopes.check_owners(owners, pins, self.region_of)
 
-    def may_get(self, entitlement: str, shard: int) -> Mapping[str, int]:
-        """Return comparisons that hold while a shard may get an entitlement; else `Conflict`."""
-        if not (scope := self.of(shard)):
+    def check_new_owner(self, entitlement: str, shard: int) -> Mapping[str, int]:
+        """Return the comparisons with which a shard may get an entitlement, or raise `Conflict`."""
+        if not (scope := self.region_of(shard)):
             return {}
         held = {record.machine: record.location.region for record in self._held(entitlement)}
         scopes.check_move(entitlement, self.pin_of(entitlement), shard, scope, held)
         return self._entitlements.expect([entitlement])
 
-    def may_become(self, entitlement: str, spec: EntitlementSpec) -> Mapping[str, int]:
-        """Return comparisons that hold while the shard of an entitlement may keep it as `spec`.
+    def check_change(self, entitlement: str, spec: EntitlementSpec) -> Mapping[str, int]:
+        """Return the comparisons with which an entitlement may become `spec` in its shard.
 
         Raises `Conflict` if it may not. A reservation is in the shard of its base.
         """
@@ -63,5 +63,5 @@ class ShardScopes:
         known = self._entitlements.find(entitlement)
         may_move = known is not None and known.spec.materialization is None
         shard = self._ownership.shard_of(entitlement)
-        scopes.check_pin(entitlement, spec.region, shard, self.of(shard), may_move=may_move)
+        scopes.check_pin(entitlement, spec.region, shard, self.region_of(shard), may_move=may_move)
         return self._ownership.table.expect([entitlement])

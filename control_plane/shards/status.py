@@ -1,4 +1,4 @@
-"""Status of the processes of a region: the report of each, and the problems of all."""
+"""Reports the status of each process of a region, and the problems of the region."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def own_status(
     )
 
 
-def away_status(shard: int, why: str, known: RoleProcess | None, load: ShardLoad) -> ProcessStatus:
+def unavailable_status(
+    shard: int, why: str, known: RoleProcess | None, load: ShardLoad
+) -> ProcessStatus:
     """Return the status of a shard's process that does not answer."""
     status = ProcessStatus(
         role=f"shard-{shard}", ok=False, detail=why, jobs=load.jobs, tasks=load.tasks
@@ -91,15 +93,21 @@ def problems_of(
     """
     empty = {f"shard-{load.shard}" for load in shards if not (load.entitlements or load.moving)}
     problems = []
-    for of in processes:
-        if not of.ok and of.role not in empty:
-            problems.append(f"{of.role}: {of.detail}")
-    problems += [f"{of.role}: {of.detail}" for of in processes if of.ok and of.detail]
-    for of in processes:
-        if of.ok and of.write_p50_s > _SLOW_WRITE_S:
-            problems.append(f"{of.role}: the store takes {of.write_p50_s:.1f} s for a write (P50)")
-        if of.ok and of.lag > _BEHIND:
-            problems.append(f"{of.role}: is {of.lag} revisions behind the store")
+    for process in processes:
+        if not process.ok and process.role not in empty:
+            problems.append(f"{process.role}: {process.detail}")
+    problems += [
+        f"{process.role}: {process.detail}"
+        for process in processes
+        if process.ok and process.detail
+    ]
+    for process in processes:
+        if process.ok and process.write_p50_s > _SLOW_WRITE_S:
+            problems.append(
+                f"{process.role}: the store takes {process.write_p50_s:.1f} s for a write (P50)"
+            )
+        if process.ok and process.lag > _BEHIND:
+            problems.append(f"{process.role}: is {process.lag} revisions behind the store")
     moving = sorted({name for load in shards for name in load.moving})
     problems += [f"entitlement {name} is moving to another shard" for name in moving]
     not_up = {state: n for state, n in machines.items() if n and state != MachineState.UP.value}

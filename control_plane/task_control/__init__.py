@@ -1,5 +1,5 @@
 """Calls to the TaskControllers of jobs, which approve the scheduler's operations.
 
-`controllers.py` keeps a conversation with each, `caller.py` makes the calls, `core/addresses.py`
-restricts their addresses. `scheduler/core/approval.py` decides what is asked.
+`controllers.py` has the conversation with each controller, `caller.py` makes the calls, and
+`core/addresses.py` restricts their addresses. `scheduler/core/approval.py` decides what is asked.
 """

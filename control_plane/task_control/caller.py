@@ -1,7 +1,7 @@
-"""One call of a controller, bounded in time, size and address.
+"""Makes one call of a controller, bounded in time, size and address.
 
-No byte of a request is sent before the other end proved with its certificate that it is the
-controller which the job names. Any other server at the address sees a failed handshake.
+The other end must first prove with its certificate that it is the controller which the job names.
+Any other server at the address sees a failed handshake, and no byte of a request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiohttp.resolver import ThreadedResolver
 from yarl import URL
 
 from control_plane.api.jobs import ControllerRef
-from control_plane.task_control.core.addresses import Rules
+from control_plane.task_control.core.addresses import AddressRules
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
 from taskcontrol.routes import PROCESS
 from wire.client import Lane, WireClient
@@ -24,7 +24,7 @@ from wire.errors import Forbidden, ProtocolError, TwineError
 from wire.tls import EXPECTED
 
 ANSWER_MAX_BYTES = 1 << 20
-"""Ids of 30,000 operations."""
+"""Enough for the ids of 30,000 operations."""
 TIMEOUT_S = 5.0
 """For a whole call: name resolution, connection, handshake, request and answer."""
 
@@ -32,15 +32,17 @@ TIMEOUT_S = 5.0
 class ControllerCaller:
     """Calls controllers over mutual TLS."""
 
-    def __init__(self, context: ssl.SSLContext, rules: Rules, timeout_s: float = TIMEOUT_S) -> None:
-        """`context` is for calls to any service of this cluster."""
+    def __init__(
+        self, context: ssl.SSLContext, rules: AddressRules, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """`context` is valid for calls to any service of this cluster."""
         self._context, self._rules, self._timeout_s = context, rules, timeout_s
 
     async def __call__(
         self, ref: ControllerRef, request: TaskControlRequest
     ) -> TaskControlResponse:
-        """Return the answer; raises `TwineError` for anything else."""
-        client = _OneCall(ref, self._context, self._rules, self._timeout_s)
+        """Return the controller's answer, or raise `TwineError`."""
+        client = _ControllerClient(ref, self._context, self._rules, self._timeout_s)
         try:
             async with client:
                 answer: TaskControlResponse = await client.call(PROCESS, request)
@@ -51,13 +53,13 @@ class ControllerCaller:
             raise ProtocolError(f"{ref.url} sent an answer that is not a valid reply") from e
 
 
-class _OneCall(WireClient):
-    """A connection for one call, to an address that was checked."""
+class _ControllerClient(WireClient):
+    """Makes one connection, to a checked address, for one call."""
 
     max_answer_bytes = ANSWER_MAX_BYTES
 
     def __init__(
-        self, ref: ControllerRef, tls: ssl.SSLContext, rules: Rules, timeout_s: float
+        self, ref: ControllerRef, tls: ssl.SSLContext, rules: AddressRules, timeout_s: float
     ) -> None:
         super().__init__(ref.url, tls, timeout_s=timeout_s)
         self.expected = f"/controller/{ref.name}"
@@ -69,9 +71,12 @@ class _OneCall(WireClient):
         if session is None:
             host = URL(self.endpoint).host or ""
             if is_ip_address(host):  # these bypass the resolver
-                _judge(self._rules, host, host)
+                _check_address(self._rules, host, host)
             connector = aiohttp.TCPConnector(
-                ssl=self._tls or True, resolver=_Judging(self._rules), force_close=True, limit=1
+                ssl=self._tls or True,
+                resolver=_CheckingResolver(self._rules),
+                force_close=True,
+                limit=1,
             )
             session = self._sessions[lane] = aiohttp.ClientSession(
                 connector=connector,
@@ -82,10 +87,10 @@ class _OneCall(WireClient):
         return session
 
 
-class _Judging(AbstractResolver):
-    """Resolves names to allowed addresses; the connection goes to exactly these."""
+class _CheckingResolver(AbstractResolver):
+    """Resolves names and checks the addresses; the connection uses exactly these addresses."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: AddressRules) -> None:
         self._rules = rules
         self._resolver = ThreadedResolver()
 
@@ -94,19 +99,20 @@ class _Judging(AbstractResolver):
     ) -> list[ResolveResult]:
         """Return the addresses of a name; `Forbidden` if any of them may not be called.
 
-        It does not drop only the forbidden ones: a name with a mix of both is suspicious.
+        A name with permitted and forbidden addresses is suspicious, so it is refused as a whole.
         """
-        found = await self._resolver.resolve(host, port, family)
-        for address in found:
-            _judge(self._rules, host, address["host"])
-        return found
+        addresses = await self._resolver.resolve(host, port, family)
+        for address in addresses:
+            _check_address(self._rules, host, address["host"])
+        return addresses
 
     async def close(self) -> None:
         """Close the inner resolver."""
         await self._resolver.close()
 
 
-def _judge(rules: Rules, host: str, address: str) -> None:
+def _check_address(rules: AddressRules, host: str, address: str) -> None:
+    """Raise `Forbidden` if an address of a host may not be called."""
     why = rules.refusal(address)
     if why:
         which = host if host == address else f"{host} ({address})"

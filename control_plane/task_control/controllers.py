@@ -1,7 +1,7 @@
 """Calls the TaskControllers of all jobs, one call at a time per job.
 
-This module decides nothing: the scheduler supplies the questions and evaluates the answers. All
-state is in memory; after a restart, the controllers are called again.
+The scheduler sets the questions and evaluates the answers; this module decides only when to call.
+All state is in memory: after a restart the controllers are called again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from control_plane.api.jobs import ControllerRef
 from control_plane.api.operations import JobEvent
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.workers import Pace, Workers
-from control_plane.task_control.core.talk import ControllerAnswer, Question, soonest_try_s
+from control_plane.task_control.core.conversation import (
+    ControllerAnswer,
+    Question,
+    retry_before_deadline_s,
+)
 from taskcontrol.api import (
     Ack,
     CompletedOperation,
@@ -26,15 +30,18 @@ from wire.errors import TwineError, Unreachable
 log = logging.getLogger(__name__)
 CallController = Callable[[ControllerRef, TaskControlRequest], Awaitable[TaskControlResponse]]
 """Makes one call, bounded in time and size; raises `TwineError`."""
-BLOCK = 1000
+NUMBERS_BLOCK = 1000
 """Numbers of calls that are reserved at once: one write for this many calls."""
-AGAIN_S = 10.0
+REPEAT_S = 10.0
 """A waiting request is repeated after this time, even if nothing changed."""
 _GAP_S = 0.2
+"""Changes of a question within this time are sent in one call."""
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
+"""First and longest pause between two calls that fail."""
 _REPORTED_MAX = 1000
 """Ended operations of one call; older ones are in the job's log."""
 _AT_ONCE = 32
+"""Calls of all jobs that run at once."""
 
 
 async def no_controller(ref: ControllerRef, _: TaskControlRequest) -> TaskControlResponse:
@@ -43,7 +50,7 @@ async def no_controller(ref: ControllerRef, _: TaskControlRequest) -> TaskContro
 
 
 @dataclass(slots=True)
-class _Talk:
+class _Conversation:
     """The conversation with the controller of one job."""
 
     ref: ControllerRef
@@ -52,6 +59,7 @@ class _Talk:
     answered_question: Question = field(default_factory=Question)
     """The last question that was answered."""
     completed: list[JobEvent] = field(default_factory=list)
+    """Ended operations that were not reported yet."""
     answer: ControllerAnswer = field(default_factory=ControllerAnswer)
     reported: int = 0
     """Number of the last event that was reported to the controller."""
@@ -69,14 +77,14 @@ class _Talk:
 
 
 class Controllers:
-    """All conversations; `run` makes the calls."""
+    """The conversations with all controllers; `run` makes the calls."""
 
     def __init__(self, runtime: Runtime, call: CallController) -> None:
         self._runtime, self._call = runtime, call
-        self._talks: dict[str, _Talk] = {}
+        self._conversations: dict[str, _Conversation] = {}
         self._listeners: list[Callable[[str], None]] = []
         pace = Pace(limit=_AT_ONCE, gather_s=_GAP_S)
-        self._workers = Workers(runtime, "task control", self._work, pace)
+        self._workers = Workers(runtime, "task control", self._call_if_due, pace)
 
     def listen(self, answered: Callable[[str], None]) -> None:
         """Call `answered(job)` after each answer."""
@@ -90,18 +98,18 @@ class Controllers:
 
     def answer(self, job: str) -> ControllerAnswer:
         """Return the last answer of a job's controller."""
-        talk = self._talks.get(job)
-        return talk.answer if talk is not None else ControllerAnswer()
+        conversation = self._conversations.get(job)
+        return conversation.answer if conversation is not None else ControllerAnswer()
 
-    def knows(self, job: str) -> bool:
+    def has_begun(self, job: str) -> bool:
         """Return whether a conversation with the job's controller has begun."""
-        return job in self._talks
+        return job in self._conversations
 
     def begin(
         self, job: str, ref: ControllerRef, reported: int, missed: Sequence[JobEvent]
     ) -> None:
         """Begin a conversation; `missed` are the events after the last `reported` one."""
-        self._talks[job] = _Talk(
+        self._conversations[job] = _Conversation(
             ref,
             reported=reported,
             completed=list(missed)[-_REPORTED_MAX:],
@@ -110,42 +118,46 @@ class Controllers:
 
     def age_s(self, job: str) -> float:
         """Return the age of a conversation in seconds."""
-        return self._runtime.now() - self._talks[job].began
+        return self._runtime.now() - self._conversations[job].began
 
     def needs_numbers(self, job: str) -> bool:
-        """Return whether the next call has no number yet."""
-        talk = self._talks.get(job)
-        return talk is not None and talk.next >= talk.end
+        """Return whether numbers must be reserved before the next call."""
+        conversation = self._conversations.get(job)
+        return conversation is not None and conversation.next >= conversation.end
 
-    def number(self, job: str, first: int, end: int) -> None:
+    def reserve_numbers(self, job: str, first: int, end: int) -> None:
         """Reserve the numbers from `first` on, below `end`, for calls of a job."""
-        talk = self._talks[job]
-        talk.next, talk.end = first, end
+        conversation = self._conversations[job]
+        conversation.next, conversation.end = first, end
 
-    def reported(self, job: str) -> int:
+    def last_reported(self, job: str) -> int:
         """Return the number of the last event that was reported to the controller."""
-        talk = self._talks.get(job)
-        return talk.reported if talk is not None else 0
+        conversation = self._conversations.get(job)
+        return conversation.reported if conversation is not None else 0
 
-    def ended(self, job: str, events: Sequence[JobEvent]) -> None:
+    def add_ended(self, job: str, events: Sequence[JobEvent]) -> None:
         """Record ended operations, to report them in the next call."""
-        talk = self._talks.get(job)
-        if talk is not None and events:
-            talk.completed = [*talk.completed, *events][-_REPORTED_MAX:]
+        conversation = self._conversations.get(job)
+        if conversation is not None and events:
+            conversation.completed = [*conversation.completed, *events][-_REPORTED_MAX:]
 
-    def ask(self, job: str, ref: ControllerRef, question: Question) -> None:
-        """Set the question to a controller; calls it if the question is new or a request waits."""
-        talk = self._talks[job]
-        if talk.ref != ref:  # another controller: answers of the former one do not count
-            talk.ref, talk.answer, talk.answered_question = ref, ControllerAnswer(), Question()
-            talk.failures, talk.trouble = 0, ""
-        talk.question = question
-        if talk.failures:  # the next try is scheduled; a nearer deadline makes it earlier
-            soon_s = soonest_try_s(question, self._runtime.date())
+    def set_question(self, job: str, ref: ControllerRef, question: Question) -> None:
+        """Set the question to a controller, which is called if it is new or if a request waits."""
+        conversation = self._conversations[job]
+        if conversation.ref != ref:  # answers of the former controller do not count
+            conversation.ref, conversation.answer, conversation.answered_question = (
+                ref,
+                ControllerAnswer(),
+                Question(),
+            )
+            conversation.failures, conversation.trouble = 0, ""
+        conversation.question = question
+        if conversation.failures:  # the next try is scheduled; a nearer deadline makes it earlier
+            soon_s = retry_before_deadline_s(question, self._runtime.date())
             if soon_s is not None:
                 self._workers.wake_at(job, self._runtime.now() + soon_s)
             return
-        due_s = self._due_s(talk)
+        due_s = self._due_s(conversation)
         if due_s == 0.0:
             self._workers.wake(job)
         elif due_s is not None:
@@ -153,85 +165,95 @@ class Controllers:
 
     def forget(self, job: str) -> None:
         """End a conversation."""
-        self._talks.pop(job, None)
+        self._conversations.pop(job, None)
         self._workers.forget(job)
 
-    def note(self, job: str) -> str:
+    def describe(self, job: str) -> str:
         """Describe the state of the conversation; empty: there is none."""
-        talk = self._talks.get(job)
-        if talk is None:
+        conversation = self._conversations.get(job)
+        if conversation is None:
             return ""
-        controller = f"controller {talk.ref.name} at {talk.ref.url}"
-        if talk.failures:
-            since_s = self._runtime.now() - talk.since
-            calls = f"{talk.failures} call{'s' if talk.failures > 1 else ''}"
-            return f"{controller} did not answer {calls} in {since_s:.0f} s: {talk.trouble}"
-        if not talk.answer.by:
+        controller = f"controller {conversation.ref.name} at {conversation.ref.url}"
+        if conversation.failures:
+            since_s = self._runtime.now() - conversation.since
+            calls = f"{conversation.failures} call{'s' if conversation.failures > 1 else ''}"
+            return f"{controller} did not answer {calls} in {since_s:.0f} s: {conversation.trouble}"
+        if not conversation.answer.by:
             return f"{controller} has not been called yet"
-        ago_s = self._runtime.now() - talk.answered_at
+        ago_s = self._runtime.now() - conversation.answered_at
         unknown = (
-            f"; {talk.unknown_acks} acknowledgements were for unknown operations"
-            if talk.unknown_acks
+            f"; {conversation.unknown_acks} acknowledgements were for unknown operations"
+            if conversation.unknown_acks
             else ""
         )
         return (
-            f"{controller} answered {ago_s:.0f} s ago: {len(talk.answer.acks)} of"
-            f" {len(talk.answered_question.request)} acknowledged{unknown}"
+            f"{controller} answered {ago_s:.0f} s ago: {len(conversation.answer.acks)} of"
+            f" {len(conversation.answered_question.request)} acknowledged{unknown}"
         )
 
     # -- calls
 
-    def _due_s(self, talk: _Talk) -> float | None:
+    def _due_s(self, conversation: _Conversation) -> float | None:
         """Return the seconds until the next call; None: none is needed."""
-        if talk.question is None or talk.next >= talk.end:
+        if conversation.question is None or conversation.next >= conversation.end:
             return None
-        if talk.failures:
+        if conversation.failures:
             return 0.0
-        if talk.question != talk.answered_question or talk.completed:
+        if conversation.question != conversation.answered_question or conversation.completed:
             return 0.0
-        if talk.question.request:
-            return max(0.0, talk.answered_at + AGAIN_S - self._runtime.now())
+        if conversation.question.request:
+            return max(0.0, conversation.answered_at + REPEAT_S - self._runtime.now())
         return None
 
-    async def _work(self, job: str) -> float | None:
-        """Make a call, if one is due; return the seconds until the next round."""
-        talk = self._talks.get(job)
-        due_s = self._due_s(talk) if talk is not None else None
-        if talk is None or due_s is None or due_s > 0:
+    async def _call_if_due(self, job: str) -> float | None:
+        """Call the controller if a call is due; return the seconds until the next check."""
+        conversation = self._conversations.get(job)
+        due_s = self._due_s(conversation) if conversation is not None else None
+        if conversation is None or due_s is None or due_s > 0:
             return due_s
-        question, completed, ref, number = talk.question, list(talk.completed), talk.ref, talk.next
+        question, completed = conversation.question, list(conversation.completed)
+        ref, number = conversation.ref, conversation.next
         assert question is not None
-        talk.next += 1
+        conversation.next += 1
         request = _request(job, question, completed, number, self._runtime.date())
         try:
             response = await self._call(ref, request)
         except TwineError as e:
-            return self._failed(job, talk, ref, str(e))
-        if self._talks.get(job) is not talk or talk.ref != ref:
+            return self._record_failure(job, conversation, ref, str(e))
+        if self._conversations.get(job) is not conversation or conversation.ref != ref:
             return 0.0
-        self._answered(talk, request, response)
-        talk.answered_question, talk.question = question, None
-        if completed:
-            talk.completed = talk.completed[len(completed) :]
-            talk.reported = completed[-1].seq
+        self._record_answer(conversation, request, response)
+        conversation.answered_question, conversation.question = question, None
+        if completed:  # the list may have grown during the call, and lost its oldest events
+            conversation.reported = completed[-1].seq
+            conversation.completed = [
+                event for event in conversation.completed if event.seq > conversation.reported
+            ]
         for answered in self._listeners:
             answered(job)
         return None
 
-    def _failed(self, job: str, talk: _Talk, ref: ControllerRef, why: str) -> float:
-        if not talk.failures:
-            talk.since = self._runtime.now()
+    def _record_failure(
+        self, job: str, conversation: _Conversation, ref: ControllerRef, why: str
+    ) -> float:
+        if not conversation.failures:
+            conversation.since = self._runtime.now()
             log.warning(
                 "controller did not answer",
                 extra={"job": job, "controller": ref.name, "url": ref.url, "reason": why},
             )
-        talk.failures, talk.trouble = talk.failures + 1, why
-        pause_s = min(_RETRY_S * 2.0 ** min(talk.failures - 1, 16), _RETRY_MAX_S)
-        soon_s = soonest_try_s(talk.question, self._runtime.date()) if talk.question else None
+        conversation.failures, conversation.trouble = conversation.failures + 1, why
+        pause_s = min(_RETRY_S * 2.0 ** min(conversation.failures - 1, 16), _RETRY_MAX_S)
+        if conversation.question is None:
+            return pause_s
+        soon_s = retry_before_deadline_s(conversation.question, self._runtime.date())
         return pause_s if soon_s is None else min(pause_s, soon_s)
 
-    def _answered(
-        self, talk: _Talk, request: TaskControlRequest, response: TaskControlResponse
+    def _record_answer(
+        self,
+        conversation: _Conversation,
+        request: TaskControlRequest,
+        response: TaskControlResponse,
     ) -> None:
         offered = {operation.id: operation for operation in request.request}
         acks: dict[str, str] = {}
@@ -239,14 +261,14 @@ class Controllers:
             name, instead = (ack.operation, ack.instead) if isinstance(ack, Ack) else (ack, "")
             operation = offered.get(name)
             if operation is None or (instead and instead not in operation.instead):
-                talk.unknown_acks += 1
+                conversation.unknown_acks += 1
             else:
                 acks[name] = instead
         broken = frozenset(u.task for u in request.all_unhealthy_tasks if not u.operation)
-        by = f"{talk.ref.name} {request.sequence_number}"
-        talk.answer = ControllerAnswer(acks, request.down, broken, by)
-        talk.answered_at = self._runtime.now()
-        talk.failures, talk.trouble = 0, ""
+        by = f"{conversation.ref.name} {request.sequence_number}"
+        conversation.answer = ControllerAnswer(acks, request.down, broken, by)
+        conversation.answered_at = self._runtime.now()
+        conversation.failures, conversation.trouble = 0, ""
 
 
 def _request(

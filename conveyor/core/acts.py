@@ -1,4 +1,4 @@
-"""The acts of a run on a job, and how the conveyor recognizes its own push."""
+"""The acts of a run on a job, and how a pipeline recognizes its own push by its reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class PushStage:
     image: str
     stage: PipelineStage
     expect: int
-    """Version of the push that it replaces; a newer one refuses it, and it is decided again."""
+    """Version of the push that it replaces. If there is a newer one the write is refused, and the
+    next round decides again."""
     reason: str
     take_over: bool = False
 
@@ -56,16 +57,16 @@ DeliveryAct = PushStage | PushBack | SetFrozen | GiveBack
 Jobs = Mapping[str, JobProgress]
 
 
-def named(target: str) -> str:
+def target_text(target: str) -> str:
     """Return a target as text: `job web`, `fleet agents`."""
     kind = "fleet" if target.startswith(FLEET) else "job"
     return f"{kind} {target.removeprefix(FLEET)}"
 
 
-def all_named(targets: Sequence[str]) -> str:
+def targets_text(targets: Sequence[str]) -> str:
     """Return targets of one kind as text: `jobs api, web`."""
     if targets and targets[0].startswith(FLEET):
-        return ", ".join(map(named, targets))
+        return ", ".join(map(target_text, targets))
     return f"job{'s' if len(targets) > 1 else ''} {', '.join(targets)}"
 
 
@@ -75,40 +76,40 @@ def is_pushed(seen: JobProgress, image: str, stage: PipelineStage) -> bool:
     return seen.image == image and (seen.push.share, seen.push.tasks) == (part.share, part.tasks)
 
 
-def is_taken(record: PipelineRecord, seen: JobProgress) -> bool:
-    """Return whether another writer owns the push of a job: our owner name has the pipeline."""
-    return bool(seen.owner) and not seen.push_reason.startswith(_mark(record))
+def is_owned_by_other(record: PipelineRecord, seen: JobProgress) -> bool:
+    """Return whether another writer or pipeline owns the push of a job."""
+    return bool(seen.owner) and not seen.push_reason.startswith(_reason_prefix(record))
 
 
-def _mark(record: PipelineRecord) -> str:
+def _reason_prefix(record: PipelineRecord) -> str:
     return f"pipeline {record.spec.name}, run "
 
 
-def reason_for(record: PipelineRecord, run: PipelineRun, what: str) -> str:
-    """Return the reason of a write, by which a later round recognizes it."""
-    return f"{_mark(record)}{run.number}: {what}"[:REASON_MAX]
+def write_reason(record: PipelineRecord, run: PipelineRun, what: str) -> str:
+    """Return the reason of a write; its prefix shows later rounds which pipeline wrote it."""
+    return f"{_reason_prefix(record)}{run.number}: {what}"[:REASON_MAX]
 
 
-def to_push(
+def push_act(
     record: PipelineRecord, run: PipelineRun, step: DeliveryStep, seen: JobProgress
 ) -> PushStage:
     """Return the write that brings a job to a step."""
-    reason, is_first = reason_for(record, run, step.name), seen.job not in run.pushed
-    take_over = run.trigger == "hand" and is_first and is_taken(record, seen)
+    reason, is_first = write_reason(record, run, step.name), seen.job not in run.pushed
+    take_over = run.trigger == "hand" and is_first and is_owned_by_other(record, seen)
     return PushStage(seen.job, run.image, step.stage, seen.push_version, reason, take_over)
 
 
-def freezing(record: PipelineRecord, jobs: Jobs) -> tuple[DeliveryAct, ...]:
-    """Return the acts that pause the jobs that must stay as they are."""
+def pause_acts(record: PipelineRecord, jobs: Jobs) -> tuple[DeliveryAct, ...]:
+    """Return the acts that pause the jobs of `record.frozen` that are not paused yet."""
     return tuple(SetFrozen(j, True) for j in record.frozen if j in jobs and not jobs[j].frozen)
 
 
-def giving_back(
+def release_acts(
     record: PipelineRecord, run: PipelineRun, names: list[str], jobs: Jobs
 ) -> tuple[DeliveryAct, ...]:
-    """Return the acts that end the ownership of pushes at the end of a run."""
+    """Return the acts that release the pushes which the pipeline owns, at the end of a run."""
     return tuple(
-        GiveBack(job, jobs[job].push_version, reason_for(record, run, "is over"))
+        GiveBack(job, jobs[job].push_version, write_reason(record, run, "is over"))
         for job in names
-        if jobs[job].owner and not is_taken(record, jobs[job])
+        if jobs[job].owner and not is_owned_by_other(record, jobs[job])
     )

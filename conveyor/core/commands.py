@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from conveyor.api import ControlRequest, ControlVerb, PipelineSpec
-from conveyor.core import judge, schedule
-from conveyor.core.acts import named
+from conveyor.core import evaluation, schedule
+from conveyor.core.acts import target_text
 from conveyor.core.stages import stage_gates, step_text, steps
-from conveyor.core.transitions import WHO, ended, logged, rolling_back
+from conveyor.core.transitions import SERVICE_NAME, ended, logged, rolling_back
 from conveyor.runs import (
     GateOutcome,
     GateVerdict,
@@ -21,7 +21,7 @@ from conveyor.runs import (
     PipelineRun,
     RunState,
     StepTime,
-    short,
+    short_image,
 )
 from wire.errors import Conflict, Forbidden, InvalidInput
 
@@ -38,19 +38,28 @@ def applied(
 ) -> PipelineRecord:
     """Return the record of a pipeline that is created or changed.
 
-    A running run keeps its file.
+    The run under way keeps the file that it began with. Raises `Conflict` if one of `others` has
+    one of its targets.
     """
     for other in others:
         if other.name != spec.name and (shared := sorted({*other.targets} & {*spec.targets})):
             raise Conflict(
-                f"cannot apply pipeline {spec.name}: {named(shared[0])} belongs to pipeline"
+                f"cannot apply pipeline {spec.name}: {target_text(shared[0])} belongs to pipeline"
                 f" {other.name}",
                 hint="each has one pipeline; take it out of the other file first",
             )
     if known is None:
         return PipelineRecord(spec=spec, version=1, applied_by=who, applied_at=now, looked=now)
-    version = known.version + 1
-    return replace(known, spec=spec, version=version, applied_by=who, applied_at=now)
+    before, after = known.spec.trigger, spec.trigger
+    is_same = (before.schedule, before.zone) == (after.schedule, after.zone)
+    return replace(
+        known,
+        spec=spec,
+        version=known.version + 1,
+        applied_by=who,
+        applied_at=now,
+        looked=known.looked if is_same else now,  # times before the change start nothing
+    )
 
 
 def planned(
@@ -62,7 +71,7 @@ def planned(
         for name in spec.__struct_fields__
         if known is None or getattr(known.spec, name) != getattr(spec, name)
     ]
-    missing = [named(job.job) for job in jobs if not job.image]
+    missing = [target_text(job.job) for job in jobs if not job.image]
     warnings = [f"{name} does not exist; runs wait until it does" for name in missing]
     plan, sizes = steps(spec), {job.job: job.size for job in jobs}
     warnings += [
@@ -82,12 +91,12 @@ def started(
     if image.startswith("sha256:") == bool(record.spec.fleets):
         what = "fleets takes releases" if record.spec.fleets else "jobs takes digests"
         raise InvalidInput(
-            f"cannot start a run of {short(image)}: pipeline {record.spec.name} of {what}",
+            f"cannot start a run of {short_image(image)}: pipeline {record.spec.name} of {what}",
             hint="a release is such as 0.2.0, a digest such as sha256:…",
         )
     if active is not None and active.image == image and active.state is RunState.RUNNING:
         raise Conflict(
-            f"cannot start a run of {short(image)}: run {active.number} of pipeline"
+            f"cannot start a run of {short_image(image)}: run {active.number} of pipeline"
             f" {record.spec.name} delivers it already",
             hint=f"twinectl pipeline status {record.spec.name}",
         )
@@ -97,19 +106,19 @@ def started(
     why = f": {reason}" if reason else ""
     what = "release" if record.spec.fleets else "image"
     run = logged(run, now, who, f"starts {what} {image} ({trigger}){why}")
-    gone: tuple[PipelineRun, ...] = ()
+    superseded: tuple[PipelineRun, ...] = ()
     if record.waiting is not None:
         by = f"run {run.number} has a newer image"
-        gone = (ended(record.waiting, RunState.SUPERSEDED, by, now),)
+        superseded = (ended(record.waiting, RunState.SUPERSEDED, by, now),)
     version, number = record.version + 1, record.next_run + 1
-    return replace(record, waiting=run, next_run=number, version=version), gone
+    return replace(record, waiting=run, next_run=number, version=version), superseded
 
 
 def triggered(record: PipelineRecord, newest: str, now: float) -> Changed:
-    """Return the record after a look at the newest image of the trigger's name; empty: none.
+    """Return the record after a check of its trigger: a new image starts a run.
 
-    An image starts one run, when it becomes the newest. It does not supersede a waiting run that a
-    user started: the image is checked again once that run has begun.
+    `newest` is the newest image of the trigger's name; empty: there is none. A run that a user
+    started and that waits is not superseded: the image is checked again once that run has begun.
     """
     trigger = record.spec.trigger
     if record.waiting is not None and record.waiting.trigger == "hand":
@@ -127,34 +136,34 @@ def triggered(record: PipelineRecord, newest: str, now: float) -> Changed:
     is_everywhere = all(record.good.get(job) == newest for job in record.spec.targets)
     if newest in under_way or is_everywhere:
         return record, ()
-    return started(record, newest, kind, WHO, f"newest {trigger.image}", now)
+    return started(record, newest, kind, SERVICE_NAME, f"newest {trigger.image}", now)
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A user's request, and the pipeline that it is about."""
+    """A user's request to control a pipeline, and the pipeline's record."""
 
     record: PipelineRecord
-    asked: ControlRequest
+    control: ControlRequest
     who: str
     now: float
 
     @property
-    def because(self) -> str:
-        return f": {self.asked.reason}" if self.asked.reason else ""
+    def reason_suffix(self) -> str:
+        return f": {self.control.reason}" if self.control.reason else ""
 
     def logged(self, run: PipelineRun, what: str) -> PipelineRun:
         """Return the run with the request in its log."""
-        return logged(run, self.now, self.who, f"{what}{self.because}")
+        return logged(run, self.now, self.who, f"{what}{self.reason_suffix}")
 
     def rolling_back(self, run: PipelineRun) -> PipelineRun:
-        reason = f"asked for by {self.who}{self.because}"
+        reason = f"asked for by {self.who}{self.reason_suffix}"
         return rolling_back(run, self.who, reason, self.now)
 
     def refused(self, reason: str, hint: str = "") -> Conflict:
         name = self.record.spec.name
         hint = hint or f"twinectl pipeline status {name}"
-        verb = "roll back" if self.asked.verb is ControlVerb.ROLLBACK else self.asked.verb
+        verb = "roll back" if self.control.verb is ControlVerb.ROLLBACK else self.control.verb
         return Conflict(f"cannot {verb} pipeline {name}: {reason}", hint=hint)
 
 
@@ -165,20 +174,20 @@ def controlled(
 
     Raises `Conflict` if the user decided on an earlier version of the pipeline.
     """
-    of_user = _Request(record, request, who, now)
+    command = _Request(record, request, who, now)
     if request.expect is not None and request.expect != record.version:
-        raise of_user.refused(f"it is at version {record.version}, not {request.expect}")
-    changed, gone = _controlled(of_user, last)
-    return replace(changed, version=record.version + 1), gone
+        raise command.refused(f"it is at version {record.version}, not {request.expect}")
+    changed, ended_runs = _controlled(command, last)
+    return replace(changed, version=record.version + 1), ended_runs
 
 
 def _controlled(request: _Request, last: PipelineRun | None) -> Changed:
-    record, verb, run = request.record, request.asked.verb, request.record.active
-    if verb in (ControlVerb.SKIP, ControlVerb.ABORT) and not request.asked.reason:
+    record, verb, run = request.record, request.control.verb, request.record.active
+    if verb in (ControlVerb.SKIP, ControlVerb.ABORT) and not request.control.reason:
         raise InvalidInput(f"{verb} needs a reason, which the history keeps", hint="--reason TEXT")
     if run is None:
         if verb is ControlVerb.ROLLBACK:
-            return _rollback_of_the_past(request, last), ()
+            return _rollback_of_ended_run(request, last), ()
         return _without_run(request)
     if run.ending is not None:
         raise request.refused(f"run {run.number} is ending: {run.reason}")
@@ -204,24 +213,24 @@ def _controlled(request: _Request, last: PipelineRun | None) -> Changed:
 def _without_run(request: _Request) -> Changed:
     """Return the record if no run has begun: a waiting one can be aborted."""
     run = request.record.waiting
-    if run is not None and request.asked.verb is ControlVerb.ABORT:
-        reason = f"aborted by {request.who}{request.because}"
-        gone = ended(run, RunState.ABORTED, reason, request.now)
-        return replace(request.record, waiting=None), (gone,)
+    if run is not None and request.control.verb is ControlVerb.ABORT:
+        reason = f"aborted by {request.who}{request.reason_suffix}"
+        aborted = ended(run, RunState.ABORTED, reason, request.now)
+        return replace(request.record, waiting=None), (aborted,)
     if run is not None:
         raise request.refused(f"run {run.number} has not begun: {run.waits}")
     raise request.refused("it has no run", "twinectl pipeline start")
 
 
 def _aborted(request: _Request, run: PipelineRun) -> Changed:
-    record, reason = request.record, f"aborted by {request.who}{request.because}"
-    gone: tuple[PipelineRun, ...] = ()
+    record, reason = request.record, f"aborted by {request.who}{request.reason_suffix}"
+    superseded: tuple[PipelineRun, ...] = ()
     if record.waiting is not None:
         why = f"run {run.number} was {reason}"
-        gone = (ended(record.waiting, RunState.SUPERSEDED, why, request.now),)
+        superseded = (ended(record.waiting, RunState.SUPERSEDED, why, request.now),)
     run = replace(run, ending=RunState.ABORTED, reason=reason)
     run = logged(run, request.now, request.who, reason)
-    return replace(record, active=run, waiting=None, frozen=run.pushed), gone
+    return replace(record, active=run, waiting=None, frozen=run.pushed), superseded
 
 
 def _paused(request: _Request, run: PipelineRun) -> PipelineRun:
@@ -251,38 +260,43 @@ def _skipped(request: _Request, run: PipelineRun) -> PipelineRun:
 
 
 def _approved(request: _Request, run: PipelineRun) -> PipelineRun:
-    plan, who, gate = steps(run.spec), request.who, request.asked.gate
+    plan, who, gate = steps(run.spec), request.who, request.control.gate
     if run.step >= len(plan) or run.steps[-1].reached is None or run.paused:
         why = "is paused" if run.paused else f"waits for no approval yet; its step: {run.waits}"
         raise request.refused(f"run {run.number} {why}")
     step = plan[run.step]
     gates = stage_gates(run.spec, step.stage)
-    asked = {n: g.approval for n, g in gates.items() if g.approval is not None}
-    if gate and gate not in asked:
-        names = f"for {', '.join(asked)}" if asked else "for no approval"
+    approvals = {name: g.approval for name, g in gates.items() if g.approval is not None}
+    if gate and gate not in approvals:
+        names = f"for {', '.join(approvals)}" if approvals else "for no approval"
         raise request.refused(f"{step.name} does not wait for {gate!r} but {names}")
-    wanted = {n: a for n, a in asked.items() if gate in ("", n) and n not in run.verdicts}
-    mine = [n for n, a in wanted.items() if not a.by or who.removeprefix("user:") in a.by]
-    if not wanted:
+    missing = {
+        name: approval
+        for name, approval in approvals.items()
+        if gate in ("", name) and name not in run.verdicts
+    }
+    if not missing:
         raise request.refused(f"{step.name} waits for no approval")
-    if not mine:
-        allowed = ", ".join(sorted({name for a in wanted.values() for name in a.by}))
-        raise Forbidden(f"{who} may not approve {', '.join(wanted)}", hint=f"it is for {allowed}")
-    for name in mine:
+    user = who.removeprefix("user:")
+    permitted = [name for name, a in missing.items() if not a.by or user in a.by]
+    if not permitted:
+        allowed = ", ".join(sorted({name for a in missing.values() for name in a.by}))
+        raise Forbidden(f"{who} may not approve {', '.join(missing)}", hint=f"it is for {allowed}")
+    for name in permitted:
         verdict = GateVerdict(
             gate=name,
             step=run.step,
             at=request.now,
             outcome=GateOutcome.PASS,
-            reason=f"approved by {who}{request.because}",
+            reason=f"approved by {who}{request.reason_suffix}",
             by=who,
         )
-        run = request.logged(judge.noted(run, verdict), f"approves {name}")
+        run = request.logged(evaluation.with_verdict(run, verdict), f"approves {name}")
     return run
 
 
-def _rollback_of_the_past(request: _Request, last: PipelineRun | None) -> PipelineRecord:
-    """Return the record with a run that only rolls back an ended one."""
+def _rollback_of_ended_run(request: _Request, last: PipelineRun | None) -> PipelineRecord:
+    """Return the record with a new run that only rolls back an ended one."""
     record = request.record
     if last is None or last.state is RunState.ROLLED_BACK:
         raise request.refused("no run made a change that is still in force")

@@ -1,7 +1,7 @@
-"""Releases of packages on hosts: which host runs which release, and which one is next.
+"""Releases of packages on hosts: which release each host should run, and which host is next.
 
-A fleet is written like the push of a job, so a pipeline brings it through the same stages. Its
-hosts are changed one at a time, each when the previous one is healthy with its release.
+A fleet has a push like a job, so a pipeline takes it through the same stages. Hosts are changed
+one at a time, each when the previous one is healthy with its release.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from conveyor.runs import JobProgress
 from wire.errors import Conflict
 
 RETRY_S = 60.0
-"""Between two attempts to restore the earlier release on a host."""
+"""Interval between two attempts to restore the earlier release on a host."""
 
 
-class HostWork(msgspec.Struct, frozen=True, kw_only=True):
+class HostChange(msgspec.Struct, frozen=True, kw_only=True):
     """The host that is being changed."""
 
     host: str
     release: str
     since: float
-    """When it was decided, in seconds since 1970."""
+    """When the change was decided, in seconds since 1970."""
     installed: float | None = None
     """When its command ended; None: it runs, or has to be run again after a crash."""
     healthy_since: float | None = None
     boot: str = ""
-    """Boot of the host whose clock `installed` is of."""
+    """Boot of the conveyor's host whose clock gave `installed`."""
 
 
 class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,10 +53,10 @@ class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     is_owned: bool = False
     is_frozen: bool = False
     is_returning: bool = False
-    """Whether it returns to its earlier release: failed hosts are then tried again."""
+    """Whether the fleet returns to its earlier release: failed hosts are then tried again."""
     put: dict[str, str] = {}
     """Host → the release whose installation last began."""
-    work: HostWork | None = None
+    work: HostChange | None = None
     failed: dict[str, str] = {}
     """Host → why it is not healthy with its release."""
     failed_at: float = 0.0
@@ -68,7 +68,7 @@ class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 @dataclass(frozen=True, slots=True)
-class HostSeen:
+class ObservedHost:
     """One host as it was last observed."""
 
     name: str
@@ -80,8 +80,8 @@ class HostSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetPatience:
-    """How long a host may take."""
+class FleetTimeouts:
+    """How long a host may take, and how long it must stay healthy."""
 
     healthy_s: float
     """From the end of its command until it is healthy."""
@@ -89,8 +89,8 @@ class FleetPatience:
     """It must be healthy for this long before the next one begins."""
 
 
-def written(record: FleetRecord, act: DeliveryAct, now: str) -> FleetRecord:
-    """Return the record after a write of the pipeline; `now`: the release that most hosts run.
+def apply_act(record: FleetRecord, act: DeliveryAct, common: str) -> FleetRecord:
+    """Return the record after an act of a pipeline; `common` is the release that most hosts run.
 
     Raises `Conflict` if the act was decided on another version.
     """
@@ -107,7 +107,7 @@ def written(record: FleetRecord, act: DeliveryAct, now: str) -> FleetRecord:
         case PushStage():
             part = push_of(act.stage)
             if act.image != record.release:
-                after = replace(after, stable=record.release or now, failed={})
+                after = replace(after, stable=record.release or common, failed={})
             return replace(
                 after,
                 release=act.image,
@@ -129,14 +129,14 @@ def written(record: FleetRecord, act: DeliveryAct, now: str) -> FleetRecord:
             )
 
 
-def common_release(hosts: Sequence[HostSeen]) -> str:
-    """Return the release that most hosts run; of two equal ones the greater."""
+def common_release(hosts: Sequence[ObservedHost]) -> str:
+    """Return the release that most hosts run; of two equally common ones the greater."""
     known = Counter(host.release for host in hosts if host.release)
     return max(known, key=lambda release: (known[release], release), default="")
 
 
-def releases(record: FleetRecord, hosts: Sequence[HostSeen]) -> dict[str, str]:
-    """Return host → the release that it is to run; hosts that have the new one keep it.
+def wanted_releases(record: FleetRecord, hosts: Sequence[ObservedHost]) -> dict[str, str]:
+    """Return host → the release that it should run; hosts that have the new one keep it.
 
     `hosts` are in the order in which they are changed: the first is the canary.
     """
@@ -144,57 +144,58 @@ def releases(record: FleetRecord, hosts: Sequence[HostSeen]) -> dict[str, str]:
         return {}
     count = record.part.of(len(hosts))
     names = [host.name for host in hosts]
-    has = {h.name: record.put.get(h.name, h.release) == record.release for h in hosts}
-    chosen = set(sorted(names, key=lambda n: not has[n])[:count])  # which keeps their order
-    return {n: record.release if n in chosen else record.stable for n in names}
+    is_new = {h.name: record.put.get(h.name, h.release) == record.release for h in hosts}
+    chosen = set(sorted(names, key=lambda name: not is_new[name])[:count])  # a stable sort
+    return {name: record.release if name in chosen else record.stable for name in names}
 
 
-def advanced(
-    record: FleetRecord, hosts: Sequence[HostSeen], patience: FleetPatience, now: float
+def advance(
+    record: FleetRecord, hosts: Sequence[ObservedHost], timeouts: FleetTimeouts, now: float
 ) -> FleetRecord:
-    """Return the record with the host to change now: stored first, then carried out."""
+    """Return the record with the host to change now, which is stored before the host is changed."""
     if record.work is not None:
-        return _watched(record, record.work, hosts, patience, now)
+        return _check_changed_host(record, record.work, hosts, timeouts, now)
     if record.is_frozen:
         return record
     if record.failed:
         if not record.is_returning or 0 <= now - record.failed_at < RETRY_S:
             return record
         record = replace(record, failed={})
-    for name in _to_change(record, hosts):
-        release = releases(record, hosts)[name]
-        work = HostWork(host=name, release=release, since=now)
+    for name in _hosts_to_change(record, hosts):
+        release = wanted_releases(record, hosts)[name]
+        work = HostChange(host=name, release=release, since=now)
         return replace(record, work=work, put=record.put | {name: release})
     return record
 
 
-def _to_change(record: FleetRecord, hosts: Sequence[HostSeen]) -> list[str]:
-    """Return the hosts with another release than wanted; hosts that return to the old one first.
+def _hosts_to_change(record: FleetRecord, hosts: Sequence[ObservedHost]) -> list[str]:
+    """Return the hosts that should run another release; those that return to the old one first.
 
-    A host that is unavailable is skipped, unless an installation for this fleet may be the reason.
+    An unavailable host is skipped, unless an installation by this fleet may be the reason.
     """
-    wanted = releases(record, hosts)
-    late = [
+    wanted = wanted_releases(record, hosts)
+    to_change = [
         h.name
         for h in hosts
-        if not _has(record, h, wanted.get(h.name, "")) and (h.is_healthy or h.name in record.put)
+        if not _has_release(record, h, wanted.get(h.name, ""))
+        and (h.is_healthy or h.name in record.put)
     ]
-    return sorted(late, key=lambda name: wanted[name] == record.release != record.stable)
+    return sorted(to_change, key=lambda name: wanted[name] == record.release != record.stable)
 
 
-def _has(record: FleetRecord, host: HostSeen, wanted: str) -> bool:
-    """Return whether a host has a release: it reports it, and no other was begun since."""
+def _has_release(record: FleetRecord, host: ObservedHost, wanted: str) -> bool:
+    """Return whether a host runs a release: it reports it, and no other was installed since."""
     return not wanted or (host.release == wanted == record.put.get(host.name, wanted))
 
 
-def _watched(
+def _check_changed_host(
     record: FleetRecord,
-    work: HostWork,
-    hosts: Sequence[HostSeen],
-    patience: FleetPatience,
+    work: HostChange,
+    hosts: Sequence[ObservedHost],
+    timeouts: FleetTimeouts,
     now: float,
 ) -> FleetRecord:
-    """Return the record after an observation of the host whose command has ended."""
+    """Return the record after an observation of the host that is being changed."""
     if work.installed is None:
         return record
     seen = next((host for host in hosts if host.name == work.host), None)
@@ -202,58 +203,58 @@ def _watched(
         return replace(record, work=None)  # the host left the region
     if seen.is_healthy and seen.release == work.release:
         since = now if work.healthy_since is None else work.healthy_since
-        if now - since >= patience.settle_s:
+        if now - since >= timeouts.settle_s:
             return replace(record, work=None)
         return replace(record, work=replace(work, healthy_since=since))
-    if now - work.installed < patience.healthy_s:
+    if now - work.installed < timeouts.healthy_s:
         return replace(record, work=replace(work, healthy_since=None))
     is_other = seen.is_healthy and seen.release
     why = f"it runs {seen.release}" if is_other else seen.why or "it does not answer"
-    return host_failed(
-        record, f"not healthy with {work.release} within {patience.healthy_s:g} s: {why}", now
+    return after_failure(
+        record, f"not healthy with {work.release} within {timeouts.healthy_s:g} s: {why}", now
     )
 
 
-def installed(record: FleetRecord, now: float, boot: str) -> FleetRecord:
-    """Return the record after the command of the host under way succeeded."""
+def after_install(record: FleetRecord, now: float, boot: str) -> FleetRecord:
+    """Return the record after the command of the host that is being changed succeeded."""
     assert record.work is not None
     return replace(record, work=replace(record.work, installed=now, boot=boot))
 
 
-def taken_over(record: FleetRecord, now: float, boot: str) -> FleetRecord:
-    """Return the record as a process continues it; `boot`: of its host, empty: not known.
+def continued_on(record: FleetRecord, now: float, boot: str) -> FleetRecord:
+    """Return the record as a process continues it; `boot` is that of its host, empty: not known.
 
-    The clocks of two hosts may differ by minutes. So a host whose command ended on another boot is
-    watched again from now on.
+    The clocks of two hosts may differ by minutes. So if a process on another boot ran the command
+    of a host, the timeouts of this host begin again now.
     """
     work = record.work
     if not boot or work is None or work.installed is None or work.boot == boot:
         return record
-    return installed(replace(record, work=replace(work, healthy_since=None)), now, boot)
+    return after_install(replace(record, work=replace(work, healthy_since=None)), now, boot)
 
 
-def host_failed(record: FleetRecord, why: str, now: float) -> FleetRecord:
-    """Return the record after the host under way failed."""
+def after_failure(record: FleetRecord, why: str, now: float) -> FleetRecord:
+    """Return the record after the change of a host failed."""
     assert record.work is not None
     failed = record.failed | {record.work.host: why}
     return replace(record, work=None, failed=failed, failed_at=now)
 
 
 def fleet_progress(
-    target: str, record: FleetRecord, hosts: Sequence[HostSeen], release: str, spare: int
+    target: str, record: FleetRecord, hosts: Sequence[ObservedHost], release: str, spare: int
 ) -> JobProgress:
     """Return the progress of a fleet with a release, in the form of a job's progress.
 
     `spare` is the number of hosts that may be unavailable in a settled fleet.
     """
-    wanted, unsteady = releases(record, hosts), {*record.failed}
+    wanted, changing = wanted_releases(record, hosts), {*record.failed}
     if record.work is not None:
-        unsteady.add(record.work.host)
+        changing.add(record.work.host)
     new = {h.name: h for h in hosts if record.put.get(h.name, h.release) == release}
-    steady = [h for h in hosts if h.is_healthy and h.name not in unsteady]
-    there = {h.name for h in steady if _has(record, h, wanted.get(h.name, ""))}
+    healthy = [h for h in hosts if h.is_healthy and h.name not in changing]
+    updated = {h.name for h in healthy if _has_release(record, h, wanted.get(h.name, ""))}
     updating = record.work is not None or any(
-        h.is_healthy and not _has(record, h, wanted.get(h.name, "")) for h in hosts
+        h.is_healthy and not _has_release(record, h, wanted.get(h.name, "")) for h in hosts
     )
     broken = [f"host {name}: {why}" for name, why in record.failed.items()]
     return JobProgress(
@@ -261,11 +262,11 @@ def fleet_progress(
         image=record.release or common_release(hosts),
         size=len(hosts),
         new=len(new),
-        new_healthy=sum(1 for h in new.values() if h.name in there and h.release == release),
+        new_healthy=sum(1 for h in new.values() if h.name in updated and h.release == release),
         new_unhealthy=len(new.keys() & record.failed),
-        healthy=len(steady),
+        healthy=len(healthy),
         updating=updating,
-        settled=not updating and not broken and len(hosts) - len(there) <= spare,
+        settled=not updating and not broken and len(hosts) - len(updated) <= spare,
         halted="; ".join(broken) if not record.is_returning else "",
         frozen=record.is_frozen,
         push=record.part,

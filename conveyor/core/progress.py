@@ -1,4 +1,4 @@
-"""The progress of a run, from a job's status."""
+"""Computes the progress of a run on a job from the job's status."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from control_plane.api.intents import Dimension, PushIntent, StoredIntent
 from control_plane.api.jobs import JobRecord, JobStatus, TaskPhase, TaskRecord, spec_of, task_id
 from conveyor.runs import JobProgress
 
-_TROUBLE = (TaskState.BACKOFF, TaskState.FAILED)
+_UNHEALTHY_STATES = (TaskState.BACKOFF, TaskState.FAILED)
 
 
 def progress(status: JobStatus, image: str) -> JobProgress:
     """Return the progress of a job with an image.
 
-    Tasks of a canary intent belong to its writer: they are neither new nor stable, and no part of
-    the push. Extra tasks of an update do not count.
+    Tasks of a canary intent belong to the writer of that intent: they count neither as new nor as
+    stable. Extra tasks of an update do not count either.
     """
     record, rollout = status.record, status.record.rollout
     if record.stopping:
@@ -82,7 +82,7 @@ def _is_healthy(task: TaskRecord) -> bool:
 
 
 def _is_unhealthy(task: TaskRecord) -> bool:
-    return task.health is Health.UNHEALTHY or task.state in _TROUBLE
+    return task.health is Health.UNHEALTHY or task.state in _UNHEALTHY_STATES
 
 
 def _ids(record: JobRecord, tasks: list[TaskRecord]) -> tuple[str, ...]:

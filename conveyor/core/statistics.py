@@ -28,19 +28,19 @@ class TestResult:
     stable_median: float
 
 
-def p_greater(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the one-sided p-value of "values of `one` are larger than those of `other`".
+def p_greater(values: Sequence[float], reference: Sequence[float]) -> float:
+    """Return the one-sided p-value of "`values` are larger than those of `reference`".
 
     Both must hold at least one value. Mann and Whitney (1947), normal approximation.
     """
-    n1, n2 = len(one), len(other)
-    both = sorted([*one, *other])
-    first: dict[float, int] = {}
-    for index, value in enumerate(both):
-        first.setdefault(value, index)
-    counts = Counter(both)
-    rank = {value: first[value] + (count + 1) / 2 for value, count in counts.items()}
-    u = sum(rank[value] for value in one) - n1 * (n1 + 1) / 2
+    n1, n2 = len(values), len(reference)
+    pooled = sorted([*values, *reference])
+    first_index: dict[float, int] = {}
+    for index, value in enumerate(pooled):
+        first_index.setdefault(value, index)
+    counts = Counter(pooled)
+    rank = {value: first_index[value] + (count + 1) / 2 for value, count in counts.items()}
+    u = sum(rank[value] for value in values) - n1 * (n1 + 1) / 2
     n = n1 + n2
     ties = sum(count**3 - count for count in counts.values())
     variance = n1 * n2 / 12 * ((n + 1) - ties / (n * (n - 1)))
@@ -50,10 +50,10 @@ def p_greater(one: Sequence[float], other: Sequence[float]) -> float:
     return 0.5 * (1 - erf(z / sqrt(2)))
 
 
-def worse(
+def compare_samples(
     new: Sequence[float], stable: Sequence[float], tolerance: float, *, lower_is_better: bool
 ) -> TestResult:
-    """Return how likely the new values are if they are within `tolerance` of the stable ones."""
+    """Test whether the new values are worse than the stable ones by more than `tolerance`."""
     sign = 1.0 if lower_is_better else -1.0
     tolerated = [sign * value + abs(value) * tolerance for value in stable]
     p = p_greater([sign * value for value in new], tolerated)

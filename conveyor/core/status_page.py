@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from conveyor.api import FLEET
-from conveyor.core.acts import named
+from conveyor.core.acts import target_text
 from conveyor.core.stages import stage_gates, steps
-from conveyor.runs import GateVerdict, PipelineRun, PipelineView, RunState, short
+from conveyor.runs import GateVerdict, PipelineRun, PipelineView, RunState, short_image
 from wire.units import seconds_text
 
 _TASKS = "tasks run the new image"
@@ -37,14 +37,14 @@ def status_lines(view: PipelineView) -> list[str]:
     for job in view.jobs:
         what = "hosts run the new release" if job.job.startswith(FLEET) else _TASKS
         lines.append(
-            f"  {named(job.job)}: {job.new} of {job.size} {what},"
+            f"  {target_text(job.job)}: {job.new} of {job.size} {what},"
             f" {job.new_healthy} healthy{', paused' if job.frozen else ''}"
         )
-    good = sorted({short(image) for image in record.good.values()})
+    good = sorted({short_image(image) for image in record.good.values()})
     if good:
         lines.append(f"  last finished: {', '.join(good)}")
     if record.active is not None and record.waiting is not None:
-        lines.append(f"  next: run {record.waiting.number}, {record.waiting.brings}")
+        lines.append(f"  next: run {record.waiting.number}, {record.waiting.content}")
     return lines
 
 
@@ -52,7 +52,7 @@ def run_line(run: PipelineRun) -> str:
     """Return a run in a line."""
     state = "paused" if run.paused else run.state.value
     why = f": {run.reason}" if run.reason else ""
-    return f"run {run.number} of {run.brings} {state}{why}"
+    return f"run {run.number} of {run.content} {state}{why}"
 
 
 def _step_lines(run: PipelineRun, now: float) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""Changes of a run's own record: its log, its rollback, the time of blocked steps, and its end."""
+"""Changes of a run's record: log entries, its rollback, the time of blocked steps, and its end."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from conveyor.runs import (
     StepTime,
 )
 
-WHO = "conveyor"
+SERVICE_NAME = "conveyor"
 """The name of this service in the log of a run."""
-LATE_S = 600.0
-"""How long a request without an answer may still be carried out: a front end may be overloaded."""
+LATE_REQUEST_S = 600.0
+"""An overloaded front end may carry out a request up to this time after its sender gave up."""
 OBSERVED_S = 60.0
-"""Between two writes of when a run was observed: a soak is at most this much longer after a process
-on another host took over."""
+"""Interval between two writes of the time at which a run was observed. A soak lasts at most this
+much longer after a process on another host has taken over."""
 _LOG_FIRST = 10
-"""Entries at the begin of a log that are never dropped."""
+"""Entries at the beginning of a log, which are never dropped."""
 
 
 def rolling_back(run: PipelineRun, who: str, reason: str, now: float) -> PipelineRun:
-    """Return the run in its rollback."""
-    steps_ = run.steps
-    if steps_ and steps_[-1].ended is None:
-        steps_ = (*steps_[:-1], replace(steps_[-1], ended=now))
+    """Return the run after the begin of its rollback."""
+    ended_steps = run.steps
+    if ended_steps and ended_steps[-1].ended is None:
+        ended_steps = (*ended_steps[:-1], replace(ended_steps[-1], ended=now))
     back = StepTime(name="rollback", began=now)
     run = logged(run, now, who, f"rolls back: {reason}")
     return replace(
         run,
         state=RunState.ROLLING_BACK,
-        steps=(*steps_, back),
+        steps=(*ended_steps, back),
         reason=reason,
         paused=False,
         waits="",
     )
 
 
-def timed(run: PipelineRun, is_blocked: bool, now: float) -> PipelineRun:
-    """Return the run with the time since when its step is blocked."""
+def with_blocked_time(run: PipelineRun, is_blocked: bool, now: float) -> PipelineRun:
+    """Return the run with the time for which its step was blocked until now."""
     since, time = run.blocked_since, run.steps[-1]
     if is_blocked and since is None:
         return replace(run, blocked_since=now)
@@ -55,10 +55,11 @@ def timed(run: PipelineRun, is_blocked: bool, now: float) -> PipelineRun:
 
 
 def observed(run: PipelineRun, boot: str, now: float) -> PipelineRun:
-    """Return the run as a process observes it now; `boot`: of its host, empty: not known.
+    """Return the run as a process observes it now.
 
-    The clocks of two hosts may differ by minutes. So the step of a run that was observed on another
-    boot continues where it was observed last: its times move by what has passed since then.
+    `boot` names the boot of the host of the process; empty: it is not known. The clocks of two
+    hosts may differ by minutes. So if another boot observed the run last, the times of its step are
+    moved forward by the time since then: the step continues where it was.
     """
     last = run.observed
     if not boot:
@@ -67,10 +68,10 @@ def observed(run: PipelineRun, boot: str, now: float) -> PipelineRun:
         if 0 <= now - last.at < OBSERVED_S:
             return run
     elif last is not None and run.steps and run.steps[-1].ended is None:
-        passed_s, step, since = now - last.at, run.steps[-1], run.blocked_since
-        reached = None if step.reached is None else step.reached + passed_s
-        step = replace(step, began=step.began + passed_s, reached=reached)
-        since = None if since is None else since + passed_s
+        unobserved_s, step, since = now - last.at, run.steps[-1], run.blocked_since
+        reached = None if step.reached is None else step.reached + unobserved_s
+        step = replace(step, began=step.began + unobserved_s, reached=reached)
+        since = None if since is None else since + unobserved_s
         run = replace(run, steps=(*run.steps[:-1], step), blocked_since=since)
     return replace(run, observed=RunObserved(boot=boot, at=now))
 
@@ -89,10 +90,10 @@ def ended(run: PipelineRun, state: RunState, reason: str, now: float) -> Pipelin
     last = run.steps[-1:]
     if last and last[0].ended is None:
         run = replace(run, steps=(*run.steps[:-1], replace(last[0], ended=now)))
-    run = logged(run, now, WHO, f"{state}{': ' if reason else ''}{reason}")
+    run = logged(run, now, SERVICE_NAME, f"{state}{': ' if reason else ''}{reason}")
     return replace(run, state=state, reason=reason, ended=now, waits="", ending=None, paused=False)
 
 
-def may_begin_late(run: PipelineRun, now: float) -> bool:
-    """Return whether a check of an ended run may still begin: a request without an answer."""
-    return run.ended is not None and now - run.ended < LATE_S
+def check_may_begin(run: PipelineRun, now: float) -> bool:
+    """Return whether a check of an ended run may still begin, by a request without an answer."""
+    return run.ended is not None and now - run.ended < LATE_REQUEST_S

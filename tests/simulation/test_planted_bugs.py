@@ -48,7 +48,7 @@ def test_a_budget_that_ignores_failures_is_found(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.behaviour("BUG-CP1")
 def test_marking_up_at_an_edge_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is declared down while it answers stays down forever."""
-    level: Callable[[HealthChecker, Watch, float], None] = HealthChecker._look_at_down
+    level: Callable[[HealthChecker, Watch, float], None] = HealthChecker._check_down
 
     def edge(self: HealthChecker, watch: Watch, now: float) -> None:
         if watch.back_at == now:
@@ -56,7 +56,7 @@ def test_marking_up_at_an_edge_only_is_found(monkeypatch: pytest.MonkeyPatch) ->
         else:
             self._schedule(watch, now + 1.0)
 
-    monkeypatch.setattr(HealthChecker, "_look_at_down", edge)
+    monkeypatch.setattr(HealthChecker, "_check_down", edge)
     assert found("f53-slow-agents", {"rest", "one-copy-after-healing"}).seed <= MOST
 
 
@@ -115,7 +115,7 @@ def test_a_controller_with_falsely_healthy_tasks_is_found(
 @pytest.mark.behaviour("HC5")
 def test_waves_of_one_plan_at_the_same_time_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next wave must wait until the machines of the wave before are back."""
-    monkeypatch.setattr(planner, "is_one_by_one", lambda _: False)
+    monkeypatch.setattr(planner, "is_sequential", lambda _: False)
     assert found("maintenance", {"waves"}).seed <= MOST
 
 

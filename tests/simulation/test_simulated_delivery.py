@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from control_plane.api.intent_changes import PushChange
 from control_plane.api.intents import PushIntent
-from conveyor.core import acts, judge, stages
+from conveyor.core import acts, evaluation, stages
 from conveyor.core.acts import DeliveryAct
 from conveyor.push import push_change
 from vm_lab.region import delivery, scenario
@@ -65,8 +65,8 @@ def test_a_canary_stage_that_is_pushed_to_all_tasks_is_found(
 
 
 def test_an_ignored_gate_failure_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "_fails", lambda *_: False)
-    monkeypatch.setattr(judge, "_has_passed", lambda *_: True)
+    monkeypatch.setattr(evaluation, "_fails", lambda *_: False)
+    monkeypatch.setattr(evaluation, "_has_passed", lambda *_: True)
     assert broken_by({"canary", "delivered"}) <= MOST
 
 

@@ -82,7 +82,7 @@ def test_a_share_of_the_tasks_instead_of_the_size_is_found(monkeypatch: pytest.M
 def test_a_canary_that_counts_as_progress_of_the_push_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    versions = composing._versions
+    versions = composing._assign_versions
 
     def counted(
         push: Pushed,
@@ -94,7 +94,7 @@ def test_a_canary_that_counts_as_progress_of_the_push_is_found(
         share = max(0.0, (part_of(push.share, size) - len(canaries)) / size) if size else 0.0
         return versions(replace(push, share=share), tasks, new, canaries, size)
 
-    monkeypatch.setattr(composing, "_versions", counted)
+    monkeypatch.setattr(composing, "_assign_versions", counted)
     assert broken_by("share") <= MOST
 
 

@@ -21,9 +21,9 @@ from control_plane.roles import ControlPlane
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.store.memory import MemoryStore
 from conveyor.api import PipelineSpec
-from conveyor.core import judge
+from conveyor.core import evaluation
 from conveyor.core.acts import DeliveryAct, SetFrozen
-from conveyor.core.judge import Measured
+from conveyor.core.evaluation import Measurement
 from conveyor.core.progress import progress
 from conveyor.pipeline_file import pipeline_spec
 from conveyor.push import push_change
@@ -246,7 +246,7 @@ class _RegionPushes:
     def __init__(self, jobs: DeliveredJobs, life: PlaneLife) -> None:
         self._jobs, self._life = jobs, life
 
-    async def look(self, job: str, image: str) -> JobProgress:
+    async def read_progress(self, job: str, image: str) -> JobProgress:
         try:
             status = await self._life.serving().get_job(job)
         except NotFound:
@@ -272,17 +272,19 @@ class _RegionMeter:
         self._jobs = jobs
 
     async def measure(
-        self, name: str, run: PipelineRun, seen: Sequence[JobProgress], now: float
-    ) -> Measured | None:
+        self, name: str, run: PipelineRun, jobs: Sequence[JobProgress], now: float
+    ) -> Measurement | None:
         del now
         gate = run.spec.gates[name]
         if gate.health is not None:
-            return judge.of_health(gate.health, seen, run.steps[-1].restarts or 0)
-        if not any(job.new_healthy for job in seen):
-            return judge.no_data("no new task answers")
+            return evaluation.evaluate_health(gate.health, jobs, run.steps[-1].restarts or 0)
+        if not any(job.new_healthy for job in jobs):
+            return evaluation.no_data("no new task answers")
         is_wrong = run.image in self._jobs.wrong
         outcome = GateOutcome.FAIL if is_wrong else GateOutcome.PASS
-        return Measured(outcome, "half of the answers are errors" if is_wrong else "no error", {})
+        return Measurement(
+            outcome, "half of the answers are errors" if is_wrong else "no error", {}
+        )
 
     async def end(self, run: PipelineRun) -> None:
         """Do nothing: there is nothing to clean up."""

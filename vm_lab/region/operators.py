@@ -93,7 +93,7 @@ class OperatorPlan:
     async def _read_view(self, cp: ControlPlane) -> None:
         self._view = cp.maintenance.show(self._name)
         if self._view.plan.state is PlanState.PAUSED and len(self._rebooted) % 2:
-            self._view = await cp.maintenance.go_on(self._name, GoOn(without=True))
+            self._view = await cp.maintenance.continue_plan(self._name, GoOn(without=True))
 
     def _handle_view(self) -> None:
         view = self._view

@@ -277,7 +277,7 @@ class RegionProcesses(Plane):
         return EtcdStore(
             EtcdSettings(endpoints=["http://etcd.sim:2379"], prefix=PREFIX, ttl_s=TTL_S),
             role=role.lock,
-            announce=role.announced,
+            announce=role.election_records,
             client=lambda _: cast("EtcdClient", EtcdConnection(self.etcd, life)),
             clock=lambda: self.timeline.now,
         )

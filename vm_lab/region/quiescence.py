@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus, task_id
 from control_plane.api.machines import MachineState
 from control_plane.api.updates import OnFailure
-from control_plane.profiles.core.gradual import is_under_way
+from control_plane.profiles.core.rollout_steps import is_under_way
 from control_plane.roles import ControlPlane
 from vm_lab.region.checker import is_profile_of
 from vm_lab.region.intent_checker import differences_at_rest

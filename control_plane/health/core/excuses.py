@@ -8,8 +8,8 @@ from control_plane.health.core.verdict import Held
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
-    """The observations about a silent machine. Moments are those of `Runtime.now()`."""
+class SilenceSigns:
+    """The observations of a silent machine. Moments are those of `Runtime.now()`."""
 
     silent_s: float
     joined_until: float = 0.0
@@ -19,13 +19,13 @@ class Signs:
     is_switching: bool = False
     """The machine may reboot for its host profile before the reboot is recorded."""
     alive_at: float | None = None
-    """When its host last gave a sign of life while its agent gave no usable answer."""
+    """When its host last gave a sign of life although its agent gave no usable answer."""
     is_leaving: bool = False
     """The host reported that it was about to shut down."""
 
 
 @dataclass(frozen=True, slots=True)
-class Graces:
+class GracePeriods:
     """How long silence is excused, in seconds."""
 
     reboot_s: float
@@ -34,12 +34,12 @@ class Graces:
     """How long a host counts as alive after a sign of life."""
 
 
-def excuse(signs: Signs, now: float, graces: Graces) -> Held | None:
+def excuse(signs: SilenceSigns, now: float, graces: GracePeriods) -> Held | None:
     """Return why a machine that does not answer is not marked down, and for how long.
 
-    An agent that is killed, upgraded, restarted or without CPU time leaves its tasks running, and
-    moving them would do harm (P1). A host that reported its shutdown has ended its tasks: a refused
-    connection after that report does not show that they run.
+    An agent that is killed, upgraded, restarted or short of CPU time leaves its tasks running, so
+    moving them would do harm (P1). A host that reported its shutdown has ended its tasks. If it
+    refuses connections after that report, this does not show that its tasks run.
     """
     if now < signs.joined_until:
         return Held("it has just joined; its agent may be starting", signs.joined_until - now)

@@ -50,8 +50,8 @@ class Part:
         """Compute the parts above."""
         self.path = (self,) if self.above is None else (self, *self.above.path)
 
-    def moved(self, before: Standing | None, after: Standing | None) -> None:
-        """Count the changed standing of a machine; None before it comes and after it leaves."""
+    def count_change(self, before: Standing | None, after: Standing | None) -> None:
+        """Count the change of a machine's standing; None: before it joins, or after it leaves."""
         machines = (after in _COUNTED) - (before in _COUNTED)
         lost = (after is Standing.LOST) - (before is Standing.LOST)
         for part in self.path:
@@ -69,7 +69,7 @@ class Parts:
         self._regions: dict[str, Part] = {}
 
     def rack(self, location: Location) -> Part:
-        """Return the rack at a place, a new one if none is known."""
+        """Return the rack at a location; creates it if it is not known."""
         part: Part | None = None
         known = self._regions
         for level, word in (
@@ -78,16 +78,16 @@ class Parts:
             (Level.MSB, location.msb),
             (Level.RACK, f"{location.row}/{location.rack}"),
         ):
-            found = known.get(word)
-            if found is None:
+            child = known.get(word)
+            if child is None:
                 name = word if part is None else f"{part.name}/{word}"
-                found = known[word] = Part(level, name, part)
-            part, known = found, found.below
+                child = known[word] = Part(level, name, part)
+            part, known = child, child.below
         assert part is not None
         return part
 
 
-def looks_cut(part: Part, share: float) -> bool:
+def seems_cut_off(part: Part, share: float) -> bool:
     """Return whether a part lost more than a share of its machines, so it may be cut off itself.
 
     One lost machine is never enough. If only one part below it is lost and the rest answers, this
@@ -97,6 +97,6 @@ def looks_cut(part: Part, share: float) -> bool:
         return False
     below = [child for child in part.below.values() if child.machines]
     if len(below) <= 1:
-        return all(looks_cut(child, share) for child in below)
+        return all(seems_cut_off(child, share) for child in below)
     worst = max(below, key=lambda child: child.lost)
     return part.lost - worst.lost > share * (part.machines - worst.machines)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How distrust grows and fades, in seconds."""
+class TrustRules:
+    """How long a machine must answer after repeated failures, in seconds."""
 
     first_s: float
-    """Time of trial after the second failure; it doubles with each further failure."""
+    """Probation after the second failure; it doubles with each further failure."""
     most_s: float
-    """The longest time of trial."""
+    """The longest probation."""
     forget_s: float
     """One failure is dropped after each period of this length without another failure."""
 
@@ -30,31 +30,30 @@ class Failures:
 NO_FAILURES = Failures()
 
 
-def failed_again(known: Failures, now: float, patience: Patience) -> Failures:
+def with_failure(known: Failures, now: float, rules: TrustRules) -> Failures:
     """Return a machine's failures with one more, now."""
-    return Failures(remembered(known, now, patience) + 1, now)
+    return Failures(counted_failures(known, now, rules) + 1, now)
 
 
-def recalled(ages_s: Iterable[float], now: float, patience: Patience) -> Failures:
-    """Return a machine's failures from their ages in its record.
+def failures_from_ages(ages_s: Iterable[float], now: float, rules: TrustRules) -> Failures:
+    """Return a machine's failures from their ages in its record, as after a restart.
 
-    So a restart of this process loses none. A failure in the future (the wall clock was set back)
-    counts as of now.
+    A failure in the future counts as of now: the wall clock was set back.
     """
     known = NO_FAILURES
     for age_s in sorted(ages_s, reverse=True):
-        known = failed_again(known, now - max(0.0, age_s), patience)
+        known = with_failure(known, now - max(0.0, age_s), rules)
     return known
 
 
-def remembered(known: Failures, now: float, patience: Patience) -> int:
+def counted_failures(known: Failures, now: float, rules: TrustRules) -> int:
     """Return how many failures still count."""
-    return max(0, known.count - int((now - known.last_at) / patience.forget_s))
+    return max(0, known.count - int((now - known.last_at) / rules.forget_s))
 
 
-def probation_s(known: Failures, now: float, patience: Patience) -> float:
+def probation_s(known: Failures, now: float, rules: TrustRules) -> float:
     """Return how long the machine must answer before it is up; a first failure adds nothing."""
-    count = remembered(known, now, patience)
+    count = counted_failures(known, now, rules)
     if count < 2:
         return 0.0
-    return float(min(patience.most_s, patience.first_s * 2 ** min(count - 2, 30)))
+    return float(min(rules.most_s, rules.first_s * 2 ** min(count - 2, 30)))

@@ -1,4 +1,4 @@
-"""Decides whether a silent machine is down, or whether it is too early to say.
+"""Decides whether a silent machine is down, or whether a verdict must wait.
 
 One machine that does not answer is down. Many silent machines in one part of the region suggest
 that the part, or this process, is cut off. Then no task of that part moves until its delay is over
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from control_plane.health.core.parts import Level, Part, looks_cut
+from control_plane.health.core.parts import Level, Part, seems_cut_off
 
 
 @dataclass(frozen=True, slots=True)
 class Brakes:
-    """Which share of silent machines is suspicious, and how long that holds back a verdict."""
+    """Which share of silent machines makes a part suspicious, and how long verdicts then wait."""
 
     share: float
     """A part may be cut off if more than this share of its machines is silent."""
@@ -41,7 +41,7 @@ def verdict(rack: Part, silent_s: float, brakes: Brakes) -> Held | None:
     """
     held: Part | None = None
     for part in rack.path:
-        if silent_s < brakes.delays_s[part.level] and looks_cut(part, brakes.share):
+        if silent_s < brakes.delays_s[part.level] and seems_cut_off(part, brakes.share):
             held = part
     if held is None:
         return None

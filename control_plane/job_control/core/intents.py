@@ -1,8 +1,8 @@
-"""The intents in a job's record: read, written by one writer each, and ended in time.
+"""Reads, writes and ends the intents in a job's record; each has one writer.
 
-Writes of different dimensions touch different entries, so their order does not matter (JC15).
-A write of one dimension may name the version that it replaces; a writer that read an older one
-gets `Conflict`, and nothing is written.
+Writes of different dimensions change different entries, so their order does not matter (JC15).
+A write may name the version of its dimension that it replaces. If the writer has read an older
+version, it gets `Conflict` and nothing is written.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def runtime_of(record: JobRecord) -> str:
 
 
 def is_held(record: JobRecord) -> bool:
-    """Return whether a hold is in force; `lapsed` withdraws it at its end."""
+    """Return whether a hold is in force (`lapsed` withdraws it at its end)."""
     return _value(record, Dimension.HOLD) is not None
 
 
@@ -97,7 +97,7 @@ def target_of(record: JobRecord, task: TaskRecord) -> int:
 
 
 def on_its_way_to(record: JobRecord, task: TaskRecord) -> int:
-    """Return the version that a task runs, or will start with after its present stop."""
+    """Return the version that a task runs, or starts with after its present stop."""
     operation = task.operation
     if (
         operation is not None
@@ -170,10 +170,10 @@ def next_end(record: JobRecord) -> float | None:
 def check_writer(
     record: JobRecord, dimension: Dimension, writer: str, change: IntentChange | None = None
 ) -> None:
-    """Raise `Conflict` if another writer owns the dimension, or wrote it since the caller's read.
+    """Raise `Conflict` if another writer owns the dimension, or wrote it since the caller read it.
 
-    Without a change, an action on the whole job writes it (`job apply`), which never takes over.
-    A write without a writer comes from the region itself.
+    Without a `change`, an action on the whole job writes it, such as `job apply`: this never takes
+    over. An empty `writer` is the region itself.
     """
     known = record.intents.get(dimension, _NOTHING)
     show = f"twinectl job intents {record.name}"
@@ -260,7 +260,7 @@ def lapsed(record: JobRecord, now: float) -> JobRecord:
 
 
 def writes_of(record: JobRecord) -> int:
-    """Return how often the intents of a job were written: each write makes it larger."""
+    """Return how often the intents of a job were written: it rises with each write."""
     return sum(intent.version for intent in record.intents.values())
 
 
@@ -272,8 +272,8 @@ def is_composed(record: JobRecord) -> bool:
 def ask_the_same(before: JobRecord, after: JobRecord) -> bool:
     """Return whether a write of intents changed only their writer, time and reason.
 
-    An autoscaler writes most sizes to confirm them. Only for a plain job, the specification holds
-    everything that its intents ask for.
+    An autoscaler writes most sizes only to confirm them. The comparison is possible for plain jobs:
+    their specification contains everything that their intents want.
     """
     return (
         is_untouched(before, after)
@@ -316,11 +316,14 @@ def views(record: JobRecord, unified: UnifiedSpec) -> list[IntentView]:
         waits[Dimension.SIZE] = Why.HOLD
     if canary_of(record) is not None and (lacks := describe_traffic(record)[1]):
         waits[Dimension.CANARY] = "; ".join(filter(None, (waits.get(Dimension.CANARY), lacks)))
-    found = [_view(record.intents[one], one, effects[one], waits) for one in known]
+    shown = [
+        _view(record.intents[dimension], dimension, effects[dimension], waits)
+        for dimension in known
+    ]
     for name in sorted(record.intents.keys() - set(Dimension)):
         effect = "none: this release does not support the dimension"
-        found.append(IntentView(dimension=name, intent=record.intents[name], effect=effect))
-    return found
+        shown.append(IntentView(dimension=name, intent=record.intents[name], effect=effect))
+    return shown
 
 
 def _effects(record: JobRecord, unified: UnifiedSpec) -> dict[Dimension, str]:

@@ -17,17 +17,17 @@ from control_plane.api.weights import USUAL_WEIGHT, WEIGHT_MAX
 USUAL = (USUAL_WEIGHT, USUAL_WEIGHT)
 ROUNDING = 0.001
 """Largest error of the part, as a share of all requests, within the range of the weights. Ratios of
-weights from 1 to 256 are at most 1 / 128.5 apart (1 : 128 and 1 : 129). Half of this distance
-changes the part by at most a quarter of it."""
+weights from 1 to 256 are at most 1 / 128.5 apart (1 : 128 and 1 : 129). An error of half this
+distance changes the part by at most a quarter of it."""
 
 
 @lru_cache(maxsize=4096)
 def weights_of(traffic: float, canaries: int, others: int) -> tuple[int, int]:
     """Return the weight of each canary endpoint and of each other one, whole numbers up to 256.
 
-    `traffic` is the canaries' part of all requests, 0 to 1. A weight is 0 only where that part is
-    0 or 1. Without endpoints of both kinds all have the usual weight.
-    Among equally close pairs the smallest is taken: with it proxies alternate most often.
+    `traffic` is the canaries' part of all requests, 0 to 1. A weight is 0 only if that part is 0 or
+    1. Without endpoints of both kinds all have the usual weight. Of equally close pairs the
+    smallest is taken: with small weights proxies alternate between endpoints most often.
     """
     if not canaries or not others:
         return USUAL
@@ -40,8 +40,8 @@ def weights_of(traffic: float, canaries: int, others: int) -> tuple[int, int]:
     pairs = list[tuple[int, int]]()
     for larger in range(1, WEIGHT_MAX + 1):
         below = floor(larger * min(ratio, 1 / ratio))
-        both = (max(1, below), larger), (min(below + 1, WEIGHT_MAX), larger)
-        pairs += both if ratio < 1 else (pair[::-1] for pair in both)
+        nearest = (max(1, below), larger), (min(below + 1, WEIGHT_MAX), larger)
+        pairs += nearest if ratio < 1 else (pair[::-1] for pair in nearest)
 
     def distance(pair: tuple[int, int]) -> tuple[float, int]:
         return abs(part_of_requests(pair, canaries, others) - traffic), sum(pair)
@@ -51,15 +51,16 @@ def weights_of(traffic: float, canaries: int, others: int) -> tuple[int, int]:
 
 def part_of_requests(weights: tuple[int, int], canaries: int, others: int) -> float:
     """Return the part of the requests that a proxy which forwards by weight sends to canaries."""
-    own, rest = weights[0] * canaries, weights[1] * others
-    return own / (own + rest) if own + rest else 0.0
+    to_canaries, to_others = weights[0] * canaries, weights[1] * others
+    total = to_canaries + to_others
+    return to_canaries / total if total else 0.0
 
 
 def traffic_of(record: JobRecord) -> float | None:
-    """Return the part of the requests for all tasks of a variant together; None: as other tasks.
+    """Return the part of the requests that all canary tasks get together; None: no special part.
 
-    It holds until the last of them runs another version: the requests of an ended canary do
-    not rise before its tasks are replaced.
+    It is in force until the last of these tasks runs another version. So the requests of an ended
+    canary do not rise before its tasks are replaced.
     """
     intent = record.intents.get(Dimension.CANARY)
     if intent is None or not record.trials:

@@ -1,4 +1,4 @@
-"""What a plan means for jobs, judged before it is accepted."""
+"""What a plan would do to jobs, computed before the plan is accepted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HELD_MAX = 100
 
 
 @dataclass(slots=True)
-class JobNow:
+class AffectedJob:
     """A job that has tasks on machines of a plan."""
 
     job: str
@@ -24,21 +24,21 @@ class JobNow:
     down: int
     budget: int
     controller: str = ""
-    there: list[set[int]] = field(default_factory=list)
+    tasks_by_wave: list[set[int]] = field(default_factory=list)
     """Its tasks on the machines of each wave."""
-    down_there: set[int] = field(default_factory=set)
-    """Those of them that do not serve now: losing them costs no budget."""
+    not_serving: set[int] = field(default_factory=set)
+    """Tasks on these machines that do not serve now: losing them costs no budget."""
     unplaced: int = 0
     reasons: list[str] = field(default_factory=list)
 
     def impact(self, *, stay: bool) -> JobImpact:
-        """Return what it means for the job; `stay`: tasks survive the work."""
-        serving = [len(tasks - self.down_there) for tasks in self.there]
+        """Return what the plan does to the job; `stay`: tasks survive the work."""
+        serving = [len(tasks - self.not_serving) for tasks in self.tasks_by_wave]
         most = max(serving, default=0)
         return JobImpact(
             job=self.job,
             entitlement=self.entitlement,
-            there=sum(map(len, self.there)),
+            there=sum(map(len, self.tasks_by_wave)),
             tasks=self.tasks,
             down=self.down,
             budget=self.budget,
@@ -52,17 +52,19 @@ class JobNow:
 
 
 def within_budgets(
-    wave: Sequence[str], on: Mapping[str, Mapping[str, int]], jobs: Mapping[str, JobNow]
+    wave: Sequence[str],
+    serving_on: Mapping[str, Mapping[str, int]],
+    jobs: Mapping[str, AffectedJob],
 ) -> tuple[int, list[Held]]:
-    """Return how many machines of a wave all jobs can spare at once, and which jobs hold the rest.
+    """Return how many machines the budgets of all jobs allow at once, and what holds the others.
 
-    `on`: machine → job → serving tasks there. For example, a machine waits if it has the second
-    replica of a job whose first replica is down (HC6).
+    `serving_on` is machine → job → serving tasks there. For example, a machine waits if it has the
+    second replica of a job whose first replica is down (HC6).
     """
     left = {name: job.budget - job.down for name, job in jobs.items()}
     held, at_once = list[Held](), 0
     for machine in wave:
-        needs = {job: number for job, number in on.get(machine, {}).items() if number}
+        needs = {job: number for job, number in serving_on.get(machine, {}).items() if number}
         lacking = sorted(job for job, number in needs.items() if left[job] < number)
         if lacking:
             held.append(Held(machine=machine, jobs=lacking))
@@ -77,36 +79,36 @@ def warnings(
     impacts: Iterable[JobImpact], share: float, *, has_deadline: bool, tasks_survive: bool
 ) -> list[str]:
     """Return why a plan is refused unless its operator overrides it."""
-    found = []
+    texts = []
     if share > LARGE_SHARE:
-        found.append(f"a wave takes {share:.0%} of the region's machines at once")
+        texts.append(f"a wave takes {share:.0%} of the region's machines at once")
     if tasks_survive:
-        return found
+        return texts
     for impact in impacts:
         if impact.unplaced:
             why = "; ".join(impact.reasons)
             end = "they stop at the deadline" if has_deadline else "their machines wait for them"
-            found.append(
+            texts.append(
                 f"job {impact.job}: {impact.unplaced} of {impact.there} tasks have no other "
                 f"machine, {end}: {why}"
             )
-    return found
+    return texts
 
 
-def by_stake(impact: JobImpact) -> tuple[float, str]:
-    """Return a job's sort key in a preview: the largest share of a budget at stake comes first."""
+def impact_order(impact: JobImpact) -> tuple[float, str]:
+    """Return a job's sort key in a preview: the largest loss relative to its budget is first."""
     return -(impact.most_in_a_wave + impact.down) / max(1, impact.budget), impact.job
 
 
 def overlaps(machines: Mapping[str, Sequence[str]], jobs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return as text what overlaps with other plans: shared `machines` and `jobs`, by plan."""
-    found = []
+    """Describe the overlaps with other work: `machines` and `jobs` that it shares, by its name."""
+    texts = []
     for plan, shared in sorted(machines.items()):
-        found.append(
+        texts.append(
             f"{plan}: it also has {len(shared)} of these machines ({some_of(sorted(shared))}); "
             "tasks leave once, by the earlier deadline"
         )
     for plan, shared in sorted(jobs.items()):
         names = some_of(sorted(shared))
-        found.append(f"{plan}: takes machines of the same jobs: {names}; one budget is for both")
-    return found
+        texts.append(f"{plan}: takes machines of the same jobs: {names}; one budget is for both")
+    return texts

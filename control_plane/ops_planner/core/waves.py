@@ -31,12 +31,11 @@ from wire.errors import InvalidInput, some_of
 
 _BY_REBOOT = (Work.KERNEL, Work.FIRMWARE)
 _BY_EMPTY = (Work.REFRESH, Work.DECOMMISSION, Work.POWER_CAP)
-"""Machines that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedWave:
-    """A machine that a plan is about."""
+class PlannedMachine:
+    """A machine of a plan that is not divided into waves yet."""
 
     machine: str
     place: tuple[str, str, str, str]
@@ -46,18 +45,19 @@ class PlannedWave:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenHost:
+class ObservedMachine:
     """A machine of a wave that is under way, as it is now."""
 
     is_open: bool
-    """What the plan announced for it has not ended."""
+    """Whether the event that the plan announced for it has not ended."""
     is_well: bool
-    """It is up, its agent answers, and its host profile is verified."""
+    """Whether it is up, its agent answers, and its host profile is verified."""
     tasks: int = 0
+    """Tasks that must still leave it."""
     boot: str = ""
     power_w: int = 0
     is_held: bool = False
-    """It is assigned to an entitlement."""
+    """Whether it is assigned to an entitlement and must become free."""
 
 
 class Stage:
@@ -70,19 +70,19 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
-    """What is to be done about a plan now."""
+class WaveStep:
+    """The next step of an announced wave."""
 
     close: tuple[str, ...] = ()
-    """Machines whose event ends: the work there is over."""
+    """Machines whose event ends, because the work there is over."""
     finish: bool = False
-    """The wave is over."""
+    """Whether the wave is over."""
     waits: str = ""
     """Why the plan pauses; empty: it does not."""
 
 
-def how_it_ends(request: MaintenanceRequest) -> Ends:
-    """Return what shows that the work on a machine is over."""
+def end_condition(request: MaintenanceRequest) -> Ends:
+    """Return what shows that the work on a machine is over: a boot, a time, a report, …"""
     if request.ends is not None:
         return request.ends
     if request.work in _BY_REBOOT:
@@ -93,42 +93,45 @@ def how_it_ends(request: MaintenanceRequest) -> Ends:
     return Ends.TIME if timed and request.tasks_survive else Ends.REPORTED
 
 
-def divide(machines: Iterable[PlannedWave], request: MaintenanceRequest) -> list[list[str]]:
+def divide_into_waves(
+    machines: Iterable[PlannedMachine], request: MaintenanceRequest
+) -> list[list[str]]:
     """Return the machines of each wave, in the order of the waves.
 
-    A wave stays within one part of the region if the request asks for it. It spreads over the racks
-    there, so that as few machines as possible of one rack are away together.
+    A wave stays within one part of the region if the request asks for that. It spreads over the
+    racks of this part, so that few machines of one rack are away together.
     """
     depth = 0 if request.within is None else _DEPTH[request.within]
-    parts: dict[tuple[int | str, ...], list[PlannedWave]] = {}
+    parts: dict[tuple[int | str, ...], list[PlannedMachine]] = {}
     for machine in machines:
         first = machine.priority if request.work is Work.POWER_CAP else 0
         parts.setdefault((first, *machine.place[:depth]), []).append(machine)
     size = request.wave_size or PART_MAX
     waves = []
     for key in sorted(parts):
-        spread = _by_turns(parts[key])
+        spread = _spread_over_racks(parts[key])
         waves += [spread[at : at + size] for at in range(0, len(spread), size)]
     return waves
 
 
-def is_one_by_one(request: MaintenanceRequest) -> bool:
-    """Return whether a wave waits for the one before; else waves only bound a record's size."""
+def is_sequential(request: MaintenanceRequest) -> bool:
+    """Return whether each wave waits for the one before; else waves only limit a record's size."""
     return bool(request.wave_size) or request.within is not None or request.work is Work.POWER_CAP
 
 
 _DEPTH = {Within.DATACENTER: 1, Within.MSB: 2, Within.ROW: 3, Within.RACK: 4}
 
 
-def _by_turns(machines: Sequence[PlannedWave]) -> list[str]:
+def _spread_over_racks(machines: Sequence[PlannedMachine]) -> list[str]:
+    """Return the names in an order that takes one machine of each rack in turn."""
     racks: dict[tuple[str, ...], list[str]] = {}
     for machine in sorted(machines, key=lambda m: m.machine):
         racks.setdefault(machine.place, []).append(machine.machine)
-    turns = [(turn, rack, name) for rack in racks for turn, name in enumerate(racks[rack])]
-    return [name for _, _, name in sorted(turns)]
+    ranks = [(rank, rack, name) for rack in racks for rank, name in enumerate(racks[rack])]
+    return [name for _, _, name in sorted(ranks)]
 
 
-def _stage(machine: str, host: SeenHost | None, wave: WaveRecord, ends: Ends) -> str:
+def _stage(machine: str, host: ObservedMachine | None, wave: WaveRecord, ends: Ends) -> str:
     """Return what a machine of a wave under way waits for; `host` None: the machine is gone."""
     if host is None or machine in wave.left_out:
         return Stage.DONE
@@ -139,44 +142,53 @@ def _stage(machine: str, host: SeenHost | None, wave: WaveRecord, ends: Ends) ->
     return Stage.LEAVING if host.tasks else Stage.WORK
 
 
-def stages_of(wave: WaveRecord, hosts: Mapping[str, SeenHost], ends: Ends) -> dict[str, str]:
+def stages_of(wave: WaveRecord, hosts: Mapping[str, ObservedMachine], ends: Ends) -> dict[str, str]:
     """Return what each machine of a wave under way waits for."""
     return {name: _stage(name, hosts.get(name), wave, ends) for name in wave.machines}
 
 
-def done_of(wave: WaveRecord, hosts: Mapping[str, SeenHost], ends: Ends) -> int:
+def count_done(wave: WaveRecord, hosts: Mapping[str, ObservedMachine], ends: Ends) -> int:
     """Return on how many machines of a wave under way the work is over."""
     stages = stages_of(wave, hosts, ends)
     return sum(at == Stage.DONE for name, at in stages.items() if name not in wave.left_out)
 
 
-def is_over(machine: str, host: SeenHost, wave: WaveRecord, plan: PlanRecord, now: float) -> bool:
+def is_work_over(
+    machine: str, host: ObservedMachine, wave: WaveRecord, plan: PlanRecord, now: float
+) -> bool:
     """Return whether the work on a machine is observed to be over, so that its event may end."""
     if not host.is_open or not host.is_well:
         return False
     if plan.ends is Ends.REBOOT:
         return host.boot != wave.boots.get(machine, host.boot)
-    return plan.ends is Ends.TIME and now >= _over_at(wave, plan)
+    return plan.ends is Ends.TIME and now >= _expected_end(wave, plan)
 
 
-def advance(plan: PlanRecord, wave: WaveRecord, hosts: Mapping[str, SeenHost], now: float) -> Next:
+def advance(
+    plan: PlanRecord, wave: WaveRecord, hosts: Mapping[str, ObservedMachine], now: float
+) -> WaveStep:
     """Return the next step of an announced wave."""
     closing = tuple(
         name
         for name in wave.machines
-        if (host := hosts.get(name)) is not None and is_over(name, host, wave, plan, now)
+        if (host := hosts.get(name)) is not None and is_work_over(name, host, wave, plan, now)
     )
     stages = stages_of(wave, hosts, plan.ends)
     late = [name for name, at in stages.items() if at != Stage.DONE and name not in closing]
     if not late:
-        return Next(close=closing, finish=not closing)
-    if plan.ends is not Ends.EMPTY and now >= _over_at(wave, plan) + plan.request.return_within_s:
-        return Next(close=closing, waits=_not_back(late, wave))
-    return Next(close=closing)
+        return WaveStep(close=closing, finish=not closing)
+    if (
+        plan.ends is not Ends.EMPTY
+        and now >= _expected_end(wave, plan) + plan.request.return_within_s
+    ):
+        return WaveStep(close=closing, waits=_missing_text(late, wave))
+    return WaveStep(close=closing)
 
 
-def is_enough(plan: PlanRecord, waves: Iterable[WaveRecord], hosts: Mapping[str, SeenHost]) -> bool:
-    """Return whether the empty machines draw at least the power that is to be shed."""
+def is_power_shed(
+    plan: PlanRecord, waves: Iterable[WaveRecord], hosts: Mapping[str, ObservedMachine]
+) -> bool:
+    """Return whether the machines that are empty draw at least the power to be shed."""
     wanted = plan.request.shed_w
     if plan.request.work is not Work.POWER_CAP or not wanted:
         return False
@@ -187,11 +199,11 @@ def is_enough(plan: PlanRecord, waves: Iterable[WaveRecord], hosts: Mapping[str,
     return sum(host.power_w for host in empty) >= wanted
 
 
-def _over_at(wave: WaveRecord, plan: PlanRecord) -> float:
+def _expected_end(wave: WaveRecord, plan: PlanRecord) -> float:
     return wave.start + (plan.request.deadline_s or 0.0) + (plan.request.duration_s or 0.0)
 
 
-def _not_back(late: Sequence[str], wave: WaveRecord) -> str:
+def _missing_text(late: Sequence[str], wave: WaveRecord) -> str:
     count = f"{len(late)} of {len(wave.machines)} machines"
     return f"wave {wave.number}: {count} are not back: {some_of(late)}"
 
@@ -227,15 +239,15 @@ def check_name(name: str) -> None:
         ) from e
 
 
-def leaving_together(request: MaintenanceRequest, waves: int) -> list[list[int]]:
-    """Return which waves are away together: all, unless each returns before the next."""
-    if is_one_by_one(request) and how_it_ends(request) is not Ends.EMPTY:
+def waves_away_together(request: MaintenanceRequest, waves: int) -> list[list[int]]:
+    """Return the numbers of waves whose machines are away together: all, or one at a time."""
+    if is_sequential(request) and end_condition(request) is not Ends.EMPTY:
         return [[number] for number in range(waves)]
     return [list(range(waves))]
 
 
 def plan_view(
-    plan: PlanRecord, waves: Sequence[WaveRecord], hosts: Mapping[str, SeenHost], now: float
+    plan: PlanRecord, waves: Sequence[WaveRecord], hosts: Mapping[str, ObservedMachine], now: float
 ) -> PlanView:
     """Return a plan with all its waves."""
     views = [_wave_view(plan, wave, hosts, now) for wave in waves]
@@ -243,7 +255,7 @@ def plan_view(
 
 
 def _wave_view(
-    plan: PlanRecord, wave: WaveRecord, hosts: Mapping[str, SeenHost], now: float
+    plan: PlanRecord, wave: WaveRecord, hosts: Mapping[str, ObservedMachine], now: float
 ) -> WaveView:
     count, ready, done = len(wave.machines), list[str](), 0
     waiting: dict[str, int] = {}
@@ -253,7 +265,7 @@ def _wave_view(
         done = wave.done
     elif wave.state is WaveState.ANNOUNCED:
         stages = stages_of(wave, hosts, plan.ends)
-        done = done_of(wave, hosts, plan.ends)
+        done = count_done(wave, hosts, plan.ends)
         waiting = dict(sorted(Counter(at for at in stages.values() if at != Stage.DONE).items()))
         if wave.start <= now:
             ready = [name for name, at in stages.items() if at == Stage.WORK]

@@ -1,8 +1,7 @@
-"""Checks a profile that an owner proposes; reports all errors at once.
+"""Checks a profile that an owner proposes, before any machine is changed; reports all errors.
 
-The host decides in the end: sidekick reads the file with its facts, by the same rules. This check
-runs before any machine is changed. It refuses settings that no host could apply or that the owner
-may not set.
+It refuses settings that no host could apply or that the owner may not set. The host decides in the
+end: sidekick reads the file by the same rules, and with the facts of the host.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from wire.errors import FieldError
 from wire.toml_limits import parse_toml
 
 _HEADER = frozenset({"description", "extends", "version", "owner", "fits"})
-_DEEP = frozenset({"sysctl"})
+_WHOLE_NAMES = frozenset({"sysctl"})
 """Tables whose keys are whole names that may contain dots: `sysctl."net.core.somaxconn"`."""
 MAX_ERRORS = 20
 
@@ -29,18 +28,18 @@ def check_text(text: str, extends: str, allowed: Sequence[str]) -> list[FieldErr
         document = parse_toml(text)
     except (ValueError, RecursionError) as e:
         return [FieldError(field="text", reason=f"it is not TOML: {e}")]
-    found = []
+    errors = []
     if not isinstance(document.get("description"), str):
-        found.append(FieldError(field="description", reason="a sentence is missing"))
+        errors.append(FieldError(field="description", reason="a sentence is missing"))
     if document.get("extends") != extends:
         reason = f"it must extend {extends!r}, the profile of the entitlement's machines"
-        found.append(FieldError(field="extends", reason=reason))
+        errors.append(FieldError(field="extends", reason=reason))
     known = ", ".join(allowed) or "nothing"
     for name in dict.fromkeys(_settings(document)):
         if not any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed):
             reason = f"owners may not set it; they may set {known}"
-            found.append(FieldError(field=name, reason=reason))
-    return found[:MAX_ERRORS]
+            errors.append(FieldError(field=name, reason=reason))
+    return errors[:MAX_ERRORS]
 
 
 def _settings(document: dict[str, Any]) -> Iterator[str]:
@@ -54,7 +53,7 @@ def _settings(document: dict[str, Any]) -> Iterator[str]:
             continue
         elif isinstance(value, dict) and value:
             for name, inner in value.items():
-                if key in _DEEP or not isinstance(inner, dict):
+                if key in _WHOLE_NAMES or not isinstance(inner, dict):
                     yield f"{key}.{name}"
                 else:
                     yield from (f"{key}.{name}.{deep}" for deep in inner or ("",))

@@ -33,17 +33,17 @@ def stats_of(reports: Iterable[ProfileStatus]) -> ProfileStats:
     rows = [
         SettingTimes(
             setting=kind,
-            switches=len(found),
-            p50_ms=quantile(found, 0.5),
-            p90_ms=quantile(found, 0.9),
+            switches=len(values),
+            p50_ms=quantile(values, 0.5),
+            p90_ms=quantile(values, 0.9),
         )
-        for kind, found in times.items()
+        for kind, values in times.items()
     ]
     rows.sort(key=lambda row: (row.setting == ALL, row.p90_ms, row.setting))
     return ProfileStats(machines=machines, settings=rows)
 
 
 def quantile(values: list[float], part: float) -> float:
-    """Return the smallest value that at least this share of the values does not exceed."""
+    """Return the smallest value that at least `part` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, ceil(part * len(ordered)) - 1)]

@@ -41,12 +41,12 @@ class Switch:
 
 
 def next_step(
-    record: MachineRecord, seen: ProfileStatus, *, empty: bool, asked_full: bool = False
+    record: MachineRecord, seen: ProfileStatus, *, empty: bool, requested_with_tasks: bool = False
 ) -> Switch:
-    """Return the next step towards the machine's profile; `empty` if no task is alive.
+    """Return the next step towards the machine's profile; `empty`: no task is alive there.
 
-    `asked_full` is true if tasks were alive at the last request, so that the agent could not reboot
-    or refused the profile.
+    `requested_with_tasks` is true if tasks were alive at the last request: they may have kept the
+    agent from booting, or may be why it refused the profile.
     """
     if not record.entitlement:
         return Switch(Step.NOTHING)
@@ -56,12 +56,12 @@ def next_step(
         return Switch(Step.SEND)
     match seen.state:
         case ProfileState.VERIFIED:
-            known = record.profile_state is ProfileState.VERIFIED
-            same = known and record.profile == seen.name
-            return Switch(Step.NOTHING if same else Step.RECORD)
+            is_verified = record.profile_state is ProfileState.VERIFIED
+            is_recorded = is_verified and record.profile == seen.name
+            return Switch(Step.NOTHING if is_recorded else Step.RECORD)
         case ProfileState.APPLYING:
             return Switch(Step.WAIT)
-        case ProfileState.PENDING_REBOOT | ProfileState.DEGRADED if empty and asked_full:
+        case ProfileState.PENDING_REBOOT | ProfileState.DEGRADED if empty and requested_with_tasks:
             return Switch(Step.RAISE, f"tasks no longer block it: {seen.detail}")
         case ProfileState.PENDING_REBOOT:
             if empty:

@@ -20,7 +20,7 @@ from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.operations import Ledger, is_offered, machine_of
 from control_plane.scheduler.core.reconcile import available
 from control_plane.scheduler.core.rollout import is_overdue
-from control_plane.task_control.core.talk import ControllerAnswer, Question
+from control_plane.task_control.core.conversation import ControllerAnswer, Question
 from taskcontrol.api import AdvanceNotice, TaskOperation, UnhealthyTask
 
 OFFERED_MAX = 2000

@@ -13,7 +13,7 @@ from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.operations import Ledger
 from control_plane.scheduler.core.rebalance_moves import rebalanced
 from control_plane.scheduler.core.task_versions import runs_next
-from control_plane.task_control.core.talk import ControllerAnswer
+from control_plane.task_control.core.conversation import ControllerAnswer
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ def may_own(scope: str, region: str | None) -> bool:
     return scope in ("", region)
 
 
-def in_words(scope: str) -> str:
+def scope_text(scope: str) -> str:
     """Describe the scope of a shard."""
     return f"region {scope}" if scope else "global"
 
@@ -25,21 +25,21 @@ def in_words(scope: str) -> str:
 def least_loaded_first(loads: Sequence[ShardLoad], region: str | None = None) -> list[int]:
     """Return the shards that may own an entitlement with this pin, the best one first.
 
-    Those of its region come before global ones; then the least loaded, and of equal ones that with
+    Shards of its region come before global ones, then those with the least load, then those with
     the fewest jobs.
     """
-    may = [of for of in loads if may_own(of.region, region)]
-    order = sorted(may, key=lambda of: (not of.region, of.load, of.jobs, of.shard))
-    return [of.shard for of in order]
+    candidates = [load for load in loads if may_own(load.region, region)]
+    candidates.sort(key=lambda load: (not load.region, load.load, load.jobs, load.shard))
+    return [load.shard for load in candidates]
 
 
 def best_of_each_scope(loads: Sequence[ShardLoad], region: str | None = None) -> list[int]:
     """Return the best regional shard and then the best global one that may own an entitlement."""
-    scope_of = {of.shard: of.region for of in loads}
-    found = dict[str, int]()
+    scope_of = {load.shard: load.region for load in loads}
+    best = dict[str, int]()
     for shard in least_loaded_first(loads, region):
-        found.setdefault(scope_of[shard], shard)
-    return [*found.values()]
+        best.setdefault(scope_of[shard], shard)
+    return [*best.values()]
 
 
 def check_move(
@@ -73,7 +73,7 @@ def check_pin(
 ) -> None:
     """Raise `Conflict` if the shard of an entitlement may not keep it once it has this pin.
 
-    `may_move` is false for one that has no machines of its own yet: it cannot be moved before.
+    `may_move` is false for an entitlement without machines of its own: it cannot move before.
     """
     if may_own(scope, region):
         return
@@ -107,7 +107,7 @@ def check_owners(
     )
 
 
-def stuck(load: ShardLoad, others: Sequence[ShardLoad]) -> list[str]:
+def unmovable(load: ShardLoad, others: Sequence[ShardLoad]) -> list[str]:
     """Return the entitlements of a shard that none of the others may own."""
     return [
         name for name in load.entitlements if not least_loaded_first(others, load.pinned.get(name))

@@ -1,4 +1,4 @@
-"""Jobs in transfer between entitlements: both entitlements have to stay in one shard meanwhile."""
+"""Finds jobs in transfer between entitlements, which must stay in one shard meanwhile."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def in_transfer(
     machine: Callable[[str], MachineRecord | None],
     job: Callable[[str], JobRecord | None],
 ) -> tuple[str, set[str]] | None:
-    """Return a job between entitlements of one pool and others, and those others, if there is one.
+    """Return a job in transfer between a pool and other entitlements, and these; None: no job is.
 
-    `names` are the entitlements of the pool, `jobs` those in them, and `left` the tasks that left
-    copies on its machines. A transfer lasts until no copy is left in the other entitlement: only a
-    shard that owns both ends such a copy (BUG-CP62).
+    `names` are the entitlements of the pool, `jobs` the jobs in them, and `left` the tasks whose
+    copies remain on machines of the pool. A transfer lasts until no copy remains in the other
+    entitlement: only a shard that owns both can end such a copy (BUG-CP62).
     """
     for record in jobs:
         places = [machine(name) for name in record.leaving]
@@ -28,7 +28,7 @@ def in_transfer(
         if others := (others | bound_to(record)) - names:
             return record.name, others
     for task in left:
-        found = job(task.rpartition("-")[0])
-        if found is not None and found.spec.entitlement not in names:
-            return found.name, {found.spec.entitlement}
+        owner = job(task.rpartition("-")[0])
+        if owner is not None and owner.spec.entitlement not in names:
+            return owner.name, {owner.spec.entitlement}
     return None

@@ -1,7 +1,7 @@
 """The addresses to which the control plane may connect on behalf of a job (F-82).
 
-The rules apply to the final address, after name resolution: only then the meaning of a name, a
-number or a mapped address is known.
+The rules apply to the address after name resolution: only then the meaning of a name, a number or
+a mapped address is known.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _COMPATIBLE = ipaddress.IPv6Network("::/96")
-_SHARED = (
+_SPECIAL = (
     ipaddress.IPv4Network("0.0.0.0/8"),
     ipaddress.IPv4Network("192.0.0.0/24"),
     ipaddress.IPv6Network("fec0::/10"),
 )
-"""This network, protocol assignments, and the old site-local addresses: no server is there."""
+"""This network, protocol assignments, and the old site-local addresses: none is of a server."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AddressRules:
     """Which addresses may be connected to."""
 
     networks: tuple[Network, ...] = ()
@@ -39,23 +39,23 @@ class Rules:
             address = ipaddress.ip_address(text.partition("%")[0])
         except ValueError:
             return "is not an address"
-        address = meant(address)
+        address = embedded_ipv4(address)
         if self.networks:
-            listed = any(address in n for n in self.networks if n.version == address.version)
-            return "" if listed else "is not in `controller_networks`"
-        for is_it, what in (
+            is_listed = any(address in n for n in self.networks if n.version == address.version)
+            return "" if is_listed else "is not in `controller_networks`"
+        for applies, reason in (
             (address.is_loopback, "is this host's loopback"),
             (address in self.own, "is the control plane's own"),
             (address.is_link_local, "is link-local"),
             (address.is_multicast, "is multicast"),
-            (address.is_unspecified or address.is_reserved or _is_odd(address), "is reserved"),
+            (address.is_unspecified or address.is_reserved or _is_special(address), "is reserved"),
         ):
-            if is_it:
-                return what
+            if applies:
+                return reason
         return ""
 
 
-def meant(address: Address) -> Address:
+def embedded_ipv4(address: Address) -> Address:
     """Return the IPv4 address that an IPv6 address embeds, or the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
@@ -70,7 +70,7 @@ def meant(address: Address) -> Address:
     return address
 
 
-def rules_of(networks: Iterable[str], own: Collection[str]) -> Rules:
+def address_rules(networks: Iterable[str], own: Collection[str]) -> AddressRules:
     """Return the rules of a configuration; names among `own` are ignored."""
     try:
         known = tuple(ipaddress.ip_network(text) for text in networks)
@@ -78,16 +78,16 @@ def rules_of(networks: Iterable[str], own: Collection[str]) -> Rules:
         raise ConfigError(
             f"controller_networks: {e}", hint="for instance 10.0.0.0/8 or fd00::/8"
         ) from e
-    return Rules(known, frozenset(_addresses(own)))
+    return AddressRules(known, frozenset(_addresses(own)))
 
 
 def _addresses(texts: Iterable[str]) -> Iterable[Address]:
     for text in texts:
         try:
-            yield meant(ipaddress.ip_address(text))
+            yield embedded_ipv4(ipaddress.ip_address(text))
         except ValueError:
             continue
 
 
-def _is_odd(address: Address) -> bool:
-    return any(address in n for n in _SHARED if n.version == address.version)
+def _is_special(address: Address) -> bool:
+    return any(address in n for n in _SPECIAL if n.version == address.version)

@@ -75,7 +75,7 @@ def run_row(run: PipelineRun) -> RunRow:
     now = run.steps[-1].name if run.steps else ""
     return RunRow(
         run.number,
-        run.brings,
+        run.content,
         run.image,
         "paused" if run.paused else run.state.value,
         run.trigger,

@@ -39,7 +39,7 @@ from control_plane.api.jobs import ControllerRef, JobSpec
 from control_plane.api.validate import job_errors, job_relations, job_spec
 from control_plane.identity.authority import CertificateSubject, OwnIdentity, open_authority
 from control_plane.task_control.caller import ControllerCaller
-from control_plane.task_control.core.addresses import rules_of
+from control_plane.task_control.core.addresses import address_rules
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
 from wire import tls
 from wire.errors import ConfigError, InvalidInput, TwineError
@@ -420,7 +420,9 @@ async def _send_all(replies: list[bytes]) -> None:
                 pass
 
         identity = OwnIdentity(authority, ["127.0.0.1"])
-        call = ControllerCaller(identity.agents_context(), rules_of(["127.0.0.0/8"], []), HANG_S)
+        call = ControllerCaller(
+            identity.agents_context(), address_rules(["127.0.0.0/8"], []), HANG_S
+        )
         async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as served:
             port = served.sockets[0].getsockname()[1]
             ref = ControllerRef(url=f"https://127.0.0.1:{port}", name="db")

@@ -19,14 +19,14 @@ from control_plane.identity.authority import (
 )
 from control_plane.task_control import caller
 from control_plane.task_control.caller import ControllerCaller
-from control_plane.task_control.core.addresses import rules_of
+from control_plane.task_control.core.addresses import address_rules
 from taskcontrol import server
 from taskcontrol.api import TaskControlRequest, TaskControlResponse
 from wire import tls
 from wire.errors import Forbidden, InvalidInput, ProtocolError, TwineError, Unreachable
 
 REQUEST = TaskControlRequest(job_handle="db", sequence_number=1, tasks=1, at=0.0)
-LOOPBACK = rules_of(["127.0.0.0/8", "::1/128"], [])
+LOOPBACK = address_rules(["127.0.0.0/8", "::1/128"], [])
 Stream = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -208,7 +208,7 @@ def test_no_way_of_writing_an_inner_address_leads_there(host: str, authority: Ce
             port = served.sockets[0].getsockname()[1]
             ref = ControllerRef(url=f"https://{host}:{port}", name="db")
             with pytest.raises(Forbidden, match=r"loopback|is not an address"):
-                await a_caller(authority, rules_of([], []))(ref, REQUEST)
+                await a_caller(authority, address_rules([], []))(ref, REQUEST)
 
     asyncio.run(main())
     assert not connected.is_set()
@@ -243,7 +243,7 @@ def test_a_name_that_leads_elsewhere_the_second_time_is_judged_again(
     monkeypatch.setattr(caller, "ThreadedResolver", Rebinding)
 
     async def main() -> None:
-        resolver = caller._Judging(rules_of([], []))
+        resolver = caller._CheckingResolver(address_rules([], []))
         found = await resolver.resolve("db.example", 443)
         assert [address["host"] for address in found] == ["203.0.113.9"]
         with pytest.raises(Forbidden, match=r"db.example \(127.0.0.1\)"):

@@ -136,7 +136,7 @@ def test_a_new_credential_also_brings_its_authority(
     authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The region's authority is replaced from time to time; no controller has to restart."""
-    monkeypatch.setattr(server, "_LOOK_S", 0.01)
+    monkeypatch.setattr(server, "_RELOAD_S", 0.01)
     following = open_authority(tmp_path / "next.pem", "test")
 
     async def main() -> None:

@@ -36,7 +36,7 @@ def test_a_brake_limits_machines_down_in_a_part_before_its_delay(machines):
     racks = [parts.rack(place) for place, _ in machines]
     standings = [Standing.WELL for _ in machines]
     for rack in racks:
-        rack.moved(None, Standing.WELL)
+        rack.count_change(None, Standing.WELL)
     total = {part: part.machines for rack in racks for part in rack.path}
     fallen: dict[Part, list[tuple[float, int]]] = {part: [] for part in total}
     turn = itertools.count()
@@ -67,7 +67,7 @@ def test_a_brake_limits_machines_down_in_a_part_before_its_delay(machines):
 def set_standing(
     racks: list[Part], standings: list[Standing], number: int, standing: Standing
 ) -> None:
-    racks[number].moved(standings[number], standing)
+    racks[number].count_change(standings[number], standing)
     standings[number] = standing
 
 

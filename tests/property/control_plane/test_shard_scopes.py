@@ -69,7 +69,7 @@ class Life:
     def __init__(self, store: MemoryStore, regions: Mapping[str, str]) -> None:
         self.portal, self.owners = Portal(store, Runtime()), OwnershipMap(store)
         self.scopes = ShardScopes(regions, self.owners, self.portal.table, lambda _: ())
-        self.portal.in_scope = self.scopes.may_become
+        self.portal.in_scope = self.scopes.check_change
         self.refused = 0
 
     async def act(self, kind: str, *given: object) -> None:
@@ -86,20 +86,21 @@ class Life:
 
     async def give(self, name: str, loads: list[int]) -> None:
         found = [
-            ShardLoad(shard=n, load=load, region=self.scopes.of(n)) for n, load in enumerate(loads)
+            ShardLoad(shard=n, load=load, region=self.scopes.region_of(n))
+            for n, load in enumerate(loads)
         ]
         best = least_loaded_first(found, self.scopes.pin_of(name))[0]
         await asyncio.sleep(0)  # queries readiness of the shard's process
-        await self.owners.give(name, best, self.scopes.may_get(name, best))
+        await self.owners.give(name, best, self.scopes.check_new_owner(name, best))
 
     async def move(self, name: str, to: int) -> None:
         self.portal.table.get(name)
-        await self.owners.move(name, to, self.scopes.may_get(name, to))
+        await self.owners.move(name, to, self.scopes.check_new_owner(name, to))
 
     def check(self) -> None:
         for record in self.portal.table.records():
             shard = self.owners.shard_of(record.name)
-            assert may_own(self.scopes.of(shard), record.spec.region), (record.name, shard)
+            assert may_own(self.scopes.region_of(shard), record.spec.region), (record.name, shard)
         self.scopes.check_owners()
 
 

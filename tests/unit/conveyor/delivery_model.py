@@ -13,7 +13,7 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
 from conveyor.api import PipelineSpec
 from conveyor.core.acts import DeliveryAct, GiveBack, PushBack, PushStage, SetFrozen
-from conveyor.core.judge import Measured, no_data, of_health
+from conveyor.core.evaluation import Measurement, evaluate_health, no_data
 from conveyor.pipeline_file import pipeline_spec
 from conveyor.push import push_change
 from conveyor.records import DeliveryRecords
@@ -156,7 +156,7 @@ class ModelPlane:
         if self.is_away:
             raise Unreachable("the front end does not answer")
 
-    async def look(self, job: str, image: str) -> JobProgress:
+    async def read_progress(self, job: str, image: str) -> JobProgress:
         self._call()
         found = self.jobs.get(job)
         return JobProgress(job=job) if found is None else found.seen(job, image)
@@ -201,8 +201,8 @@ class ScriptedMeter:
 
     def __init__(self, plane: ModelPlane) -> None:
         self.plane = plane
-        self.measured: dict[str, Measured] = {}
-        self.default = Measured(GateOutcome.PASS, "0.01 errors", {"max": 0.01})
+        self.measured: dict[str, Measurement] = {}
+        self.default = Measurement(GateOutcome.PASS, "0.01 errors", {"max": 0.01})
         self.bad: set[str] = set()
         """Images that fail the gates."""
 
@@ -210,14 +210,14 @@ class ScriptedMeter:
         self.plane.point()
 
     async def measure(
-        self, name: str, run: PipelineRun, seen: Sequence[JobProgress], now: float
-    ) -> Measured | None:
+        self, name: str, run: PipelineRun, jobs: Sequence[JobProgress], now: float
+    ) -> Measurement | None:
         self.plane.point()
         gate = run.spec.gates[name]
         if gate.health is not None:
-            return of_health(gate.health, seen, run.steps[-1].restarts or 0)
-        if any(job.image in self.bad for job in seen):
-            return Measured(GateOutcome.FAIL, "0.4 errors, at most 0.1", {"max": 0.4})
+            return evaluate_health(gate.health, jobs, run.steps[-1].restarts or 0)
+        if any(job.image in self.bad for job in jobs):
+            return Measurement(GateOutcome.FAIL, "0.4 errors, at most 0.1", {"max": 0.4})
         return self.default
 
 

@@ -246,6 +246,23 @@ async def test_a_query_asks_for_the_new_tasks_and_reads_every_series():
     assert (found.outcome, found.numbers["max"]) == (GateOutcome.PASS, 0.5)
 
 
+@pytest.mark.behaviour("BUG-CP138")
+async def test_every_series_of_a_task_must_be_within_the_bounds():
+    """Formerly the last series of a task hid the others, such as those of other handlers."""
+
+    def answer(_: str) -> object:
+        result = [
+            {"metric": {"task": "web-0", "handler": "/pay"}, "value": [1, "70"]},
+            {"metric": {"task": "web-0", "handler": "/"}, "value": [1, "0"]},
+        ]
+        return {"status": "success", "data": {"resultType": "vector", "result": result}}
+
+    async with answering(answer) as url:
+        found = await measured(QUERY, url)
+    assert (found.outcome, found.numbers["series"]) == (GateOutcome.FAIL, 2)
+    assert found.reason == "1 of 2 values not at most 1: web-0 70"
+
+
 async def test_a_comparison_asks_for_both_sides():
     def answer(query: str) -> object:
         slow = 2.0 if "web-0" in query else 1.0
@@ -362,6 +379,9 @@ def test_all_errors_of_a_configuration_are_reported(tmp_path: Path):
     assert {e.field for e in caught.value.errors} == {"state", "writer", "listen"}
     file.write_text('listen = "0.0.0.0:7460"\n')
     with pytest.raises(ConfigError, match="server_credential is missing"):
+        load(file)
+    file.write_text('[fleets.agents]\ninstall = ["x"]\nhosts = ["m2", "m1", "m2"]\n')
+    with pytest.raises(ConfigError, match=r"agents\.hosts names twice: m2"):
         load(file)
     assert load(None) == ConveyorConfig()
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from conveyor.api import ControlRequest, ControlVerb, StageKind
 from conveyor.core.acts import is_pushed
-from conveyor.core.judge import Measured
+from conveyor.core.evaluation import Measurement
 from conveyor.core.stages import wanted
 from conveyor.runs import ENDED, GateOutcome, PipelineRun, RunState
 from tests.unit.conveyor.delivery_model import (
@@ -28,8 +28,8 @@ from wire.errors import TwineError
 
 pytestmark = pytest.mark.behaviour("CV1", "CV2")
 
-PASSES = Measured(GateOutcome.PASS, "0.01 errors", {"max": 0.01})
-FAILS = Measured(GateOutcome.FAIL, "0.4 errors", {"max": 0.4})
+PASSES = Measurement(GateOutcome.PASS, "0.01 errors", {"max": 0.01})
+FAILS = Measurement(GateOutcome.FAIL, "0.4 errors", {"max": 0.4})
 SPEC = a_pipeline(
     gates={"errors": {"query": {"promql": "errors", "at_most": 0.1}, "deadline_s": "20m"}},
 )
@@ -92,7 +92,7 @@ class Deliveries(RuleBasedStateMachine):
             self.every_act_is_right()
 
     @rule(outcome=st.sampled_from([PASSES, FAILS, NO_DATA]))
-    def the_gate_changes(self, outcome: Measured) -> None:
+    def the_gate_changes(self, outcome: Measurement) -> None:
         self.world.meter.default = outcome
 
     @rule(away=st.booleans())

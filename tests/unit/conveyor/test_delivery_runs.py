@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from control_plane.store.bounds import ROWS_MAX
 from conveyor import records, service
 from conveyor.api import ControlRequest, ControlVerb, StartRequest
-from conveyor.core.judge import Measured
+from conveyor.core.evaluation import Measurement
 from conveyor.runs import GateOutcome, RunState
 from tests.unit.conveyor.delivery_model import (
     NO_DATA,
@@ -236,7 +236,7 @@ async def test_a_skipped_step_is_logged_with_user_and_reason():
     world.plane.images["web"] = digest(2)
     await world.rounds(4)
     await world.service.control("web", control("skip", "Prometheus is rebuilt"), "user:ann")
-    world.meter.default = Measured(GateOutcome.PASS, "fine", {})
+    world.meter.default = Measurement(GateOutcome.PASS, "fine", {})
     run = await world.until("done")
     assert ("user:ann", "skips canary 1: Prometheus is rebuilt") in [
         (e.who, e.what) for e in run.log
@@ -395,6 +395,23 @@ async def test_a_schedule_starts_the_newest_image_once_at_each_time():
     assert world.plane.jobs["web"].image == digest(3)
 
 
+@pytest.mark.behaviour("BUG-CP139")
+async def test_a_changed_schedule_starts_no_run_for_a_time_before_the_change():
+    """Formerly a run began at once if the new schedule had a time since the last start."""
+    world = World(a_pipeline())
+    world.now = 1_799_996_400.0  # Friday 07:00 UTC
+    await world.begin()
+    world.now += 8 * 3600
+    trigger = {"image": "web", "schedule": ["mon-fri 10:00"]}
+    await world.service.apply(a_pipeline(trigger=trigger), "user:ann")
+    world.plane.images["web"] = digest(2)
+    await world.rounds(20)
+    assert world.plane.calls == [], "it is 15:00, and the next time is on Monday"
+    world.now += 3 * 86_400
+    await world.until("done")
+    assert world.plane.jobs["web"].image == digest(2)
+
+
 async def test_a_job_belongs_to_one_pipeline():
     world = await World().begin()
     with pytest.raises(Conflict, match="job web belongs to pipeline web"):
@@ -503,6 +520,32 @@ async def test_a_hook_that_is_down_does_not_keep_the_others_from_their_notificat
     assert (await world.service.view("web")).record.unsent
     await world.rounds(20, 6_000.0)
     assert not (await world.service.view("web")).record.unsent
+
+
+@pytest.mark.behaviour("BUG-CP143")
+async def test_a_pipeline_with_the_name_of_a_removed_one_notifies_every_hook():
+    """Formerly run 1 of the new pipeline notified only hooks that run 1 of the removed one had
+    not reached."""
+    hooks = ["http://one.example/", "http://down.example/"]
+    world = await World(a_pipeline(on_failure={"notify": hooks})).begin()
+    notified = list[str]()
+
+    async def sends(url: str, _: object) -> None:
+        if url == hooks[1]:
+            raise Unreachable("no answer")
+        notified.append(url)
+
+    world.service._notifications.send = sends
+    world.meter.bad = {digest(2), digest(3)}
+    world.plane.images["web"] = digest(2)
+    await world.until("rolled-back")
+    await world.rounds(2)
+    await world.service.remove("web")
+    await world.service.apply(a_pipeline(on_failure={"notify": hooks}), "user:ann")
+    world.plane.images["web"] = digest(3)
+    await world.until("rolled-back")
+    await world.rounds(2)
+    assert notified == [hooks[0], hooks[0]]
 
 
 def of_two_jobs() -> World:

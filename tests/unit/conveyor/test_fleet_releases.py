@@ -10,7 +10,7 @@ import pytest
 from control_plane.runtime.runtime import Runtime
 from conveyor.api import ControlRequest, ControlVerb, PipelineSpec, StartRequest
 from conveyor.config import FleetSettings
-from conveyor.core.fleet import FleetPatience, FleetRecord, HostSeen, advanced, fleet_progress
+from conveyor.core.fleet import FleetRecord, FleetTimeouts, ObservedHost, advance, fleet_progress
 from conveyor.fleets import FleetReleases
 from conveyor.pipeline_file import pipeline_spec
 from conveyor.records import DeliveryRecords, decoded
@@ -38,14 +38,14 @@ class ModelHosts:
     def is_healthy(self, host: str, release: str) -> bool:
         return release not in (BROKEN, SICK) and host not in self.away
 
-    async def look(self, fleet: FleetSettings) -> list[HostSeen]:
+    async def observe(self, fleet: FleetSettings) -> list[ObservedHost]:
         self.plane.point()
         runs = self.runs["plane" if fleet.hosts else "agents"]
         bad = [h for h, r in runs.items() if not self.is_healthy(h, r) and h not in self.away]
         self.unhealthy_at_once = max(self.unhealthy_at_once, len(bad))
         # A silent host shows the release of its last report.
         return [
-            HostSeen(h, r if self.is_healthy(h, r) else OLD, self.is_healthy(h, r), "silent")
+            ObservedHost(h, r if self.is_healthy(h, r) else OLD, self.is_healthy(h, r), "silent")
             for h, r in runs.items()
         ]
 
@@ -222,7 +222,7 @@ async def test_the_command_of_one_host_ends_before_that_of_the_next_begins():
     await world.service.round("twine")
     under_way = asyncio.create_task(world.fleets.round("agents"))
     await begun.wait()
-    seen = await world.fleets.look("fleet/agents", NEW)
+    seen = await world.fleets.read_progress("fleet/agents", NEW)
     assert (seen.new, seen.new_healthy, seen.updating, seen.settled) == (1, 0, True, False)
     gate.set()
     await under_way
@@ -280,7 +280,7 @@ async def test_invalid_settings_of_a_fleet_are_refused_at_once():
     world = await FleetWorld().begin()
     with pytest.raises(InvalidInput, match="takes releases"):
         await world.start(f"sha256:{0:064x}")
-    assert await world.fleets.look("fleet/none", NEW) == JobProgress(job="fleet/none")
+    assert await world.fleets.read_progress("fleet/none", NEW) == JobProgress(job="fleet/none")
 
 
 @pytest.mark.behaviour("BUG-CP100")
@@ -325,11 +325,11 @@ class Compared(str):
 def test_the_hosts_of_a_large_fleet_are_not_compared_with_each_other():
     """With 10,000 hosts this stopped the service for 9 s in each round."""
     names = [Compared(f"host{number:04d}") for number in range(400)]
-    hosts = [HostSeen(n, NEW if i < 200 else OLD, True) for i, n in enumerate(names)]
+    hosts = [ObservedHost(n, NEW if i < 200 else OLD, True) for i, n in enumerate(names)]
     record = FleetRecord(release=NEW, stable=OLD, version=1, put=dict.fromkeys(names[:200], NEW))
     Compared.count = 0
     progress = fleet_progress("fleet/agents", record, hosts, NEW, 0)
-    after = advanced(record, hosts, FleetPatience(1.0, 1.0), 0.0)
+    after = advance(record, hosts, FleetTimeouts(1.0, 1.0), 0.0)
     assert (progress.new_tasks, progress.stable_tasks) == (tuple(names[:200]), tuple(names[200:]))
     assert after.work is not None
     assert after.work.host == names[200]

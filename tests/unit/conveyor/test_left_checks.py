@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from control_plane.api.jobs import JobSpec
 from conveyor.command_checks import CommandChecks
-from conveyor.core.judge import Measured
-from conveyor.core.transitions import LATE_S
+from conveyor.core.evaluation import Measurement
+from conveyor.core.transitions import LATE_REQUEST_S
 from conveyor.runs import GateOutcome, JobProgress, PipelineRun, StepTime
 from tests.unit.conveyor.delivery_model import Killed, World, a_pipeline, digest
 from wire.errors import Conflict, NotFound, TwineError, Unreachable
@@ -27,7 +27,7 @@ CHECKED = a_pipeline(
 async def _ended(error: BaseException | None) -> tuple[World, list[int]]:
     """Return a service whose first clean-up after its run ended in this error."""
     world, cleaned = await World(CHECKED).begin(), list[int]()
-    world.meter.default = Measured(GateOutcome.PASS, "the command ended: 0", {})
+    world.meter.default = Measurement(GateOutcome.PASS, "the command ended: 0", {})
 
     async def end(run: PipelineRun) -> None:
         nonlocal error
@@ -59,7 +59,7 @@ async def test_a_check_that_begins_late_is_ended_too_and_then_nothing_is_asked()
     await world.until("done")
     await world.rounds(10)
     assert len(cleaned) > 5
-    await world.rounds(1, LATE_S)
+    await world.rounds(1, LATE_REQUEST_S)
     assert (await world.service.view("web")).record.unchecked == ()
     known = len(cleaned)
     await world.rounds(5)

@@ -19,9 +19,9 @@ from control_plane.cli.pipeline_gantt import gantt_svg
 from conveyor.api import CompareGate, HealthGate, PipelineSpec, QueryGate
 from conveyor.cli import main
 from conveyor.command_checks import outcome_of
-from conveyor.core import judge, schedule
+from conveyor.core import evaluation, schedule
 from conveyor.core.stages import steps
-from conveyor.core.statistics import p_greater, worse
+from conveyor.core.statistics import compare_samples, p_greater
 from conveyor.core.status_page import status_lines
 from conveyor.pipeline_file import pipeline_relations, pipeline_spec
 from conveyor.runs import GateOutcome, JobProgress
@@ -94,6 +94,13 @@ def test_no_document_makes_the_check_fail_itself(document: object):
     assert isinstance(pipeline_relations(document), list)
 
 
+@pytest.mark.parametrize("key", ["jobs", "fleets"])
+def test_a_target_is_named_once(key: str):
+    with pytest.raises(InvalidInput) as caught:
+        pipeline_spec({"name": "x", key: ["a", "a"], "stages": [{"kind": "all"}]}, "x.toml")
+    assert [(e.field, e.reason) for e in caught.value.errors] == [(key, "named twice: a")]
+
+
 def test_a_file_read_from_disk_is_valid_on_the_wire():
     spec = a_pipeline()
     plain = msgspec.json.decode(msgspec.json.encode(spec))
@@ -129,10 +136,10 @@ def test_the_last_scheduled_start_is_found(text: str, hours_back: float):
 
 def test_a_hold_and_a_window_keep_stages_back_with_their_reason():
     hold = {"begin": "2027-01-15T00:00:00Z", "end": "2027-01-16T00:00:00Z", "reason": "audit"}
-    assert schedule.held_back(a_pipeline(holds=[hold]), FRIDAY_7).endswith("audit")
+    assert schedule.block_reason(a_pipeline(holds=[hold]), FRIDAY_7).endswith("audit")
     spec = a_pipeline(windows={"during": ["mon-fri 09:00-17:00"], "zone": "Europe/Berlin"})
-    assert "outside of its windows" in schedule.held_back(spec, FRIDAY_7)
-    assert schedule.held_back(spec, FRIDAY_7 + 3600) == ""
+    assert "outside of its windows" in schedule.block_reason(spec, FRIDAY_7)
+    assert schedule.block_reason(spec, FRIDAY_7 + 3600) == ""
 
 
 # -- the statistical test
@@ -153,36 +160,43 @@ def test_false_alarms_match_the_significance_and_a_worse_version_is_found():
         stable = [chance.expovariate(10) for _ in range(30)]
         same = [chance.expovariate(10) for _ in range(30)]
         slower = [chance.expovariate(4) for _ in range(30)]
-        alarms += worse(same, stable, 0.0, lower_is_better=True).p < 0.05
-        found += worse(slower, stable, 0.1, lower_is_better=True).p < 0.05
+        alarms += compare_samples(same, stable, 0.0, lower_is_better=True).p < 0.05
+        found += compare_samples(slower, stable, 0.1, lower_is_better=True).p < 0.05
     assert alarms <= 40
     assert found >= 320
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=5, max_size=30), st.floats(1, 1e3))
 def test_worse_values_never_look_better(values: list[float], more: float):
-    one = worse(values, values, 0.0, lower_is_better=True)
-    other = worse([v + more for v in values], values, 0.0, lower_is_better=True)
+    one = compare_samples(values, values, 0.0, lower_is_better=True)
+    other = compare_samples([v + more for v in values], values, 0.0, lower_is_better=True)
     assert other.p <= one.p
-    assert worse(values, [v + more for v in values], 0.0, lower_is_better=False).p <= one.p
+    assert (
+        compare_samples(values, [v + more for v in values], 0.0, lower_is_better=False).p <= one.p
+    )
 
 
 def test_a_difference_within_the_tolerance_passes_with_any_number_of_samples():
     stable = [1.0 + n / 1e4 for n in range(1000)]
     new = [value * 1.08 for value in stable]
-    assert worse(new, stable, 0.1, lower_is_better=True).p > 0.9
-    assert worse(new, stable, 0.05, lower_is_better=True).p < 1e-6
-    assert worse(stable, new, 0.1, lower_is_better=False).p > 0.9
+    assert compare_samples(new, stable, 0.1, lower_is_better=True).p > 0.9
+    assert compare_samples(new, stable, 0.05, lower_is_better=True).p < 1e-6
+    assert compare_samples(stable, new, 0.1, lower_is_better=False).p > 0.9
 
 
 def test_gates_without_numbers_have_no_data():
-    assert judge.of_query(QueryGate(promql="x", at_most=1), {}).outcome is GateOutcome.NO_DATA
-    nan = judge.of_query(QueryGate(promql="x", at_most=1), {"a": float("nan")})
+    assert (
+        evaluation.evaluate_query(QueryGate(promql="x", at_most=1), []).outcome
+        is GateOutcome.NO_DATA
+    )
+    nan = evaluation.evaluate_query(QueryGate(promql="x", at_most=1), [("a", float("nan"))])
     assert nan.outcome is GateOutcome.NO_DATA
-    few = judge.of_comparison(CompareGate(promql="$tasks", samples=5), [1.0] * 4, [1.0] * 50)
+    few = evaluation.evaluate_comparison(
+        CompareGate(promql="$tasks", samples=5), [1.0] * 4, [1.0] * 50
+    )
     assert few.outcome is GateOutcome.NO_DATA
     assert few.numbers == {"new_samples": 4, "stable_samples": 50}
-    none = judge.of_health(HealthGate(), [JobProgress(job="web", size=3)], 0)
+    none = evaluation.evaluate_health(HealthGate(), [JobProgress(job="web", size=3)], 0)
     assert none.outcome is GateOutcome.NO_DATA
 
 
@@ -191,13 +205,13 @@ def test_gates_without_numbers_have_no_data():
 )
 def test_a_query_passes_within_its_bounds(value: float, outcome: str):
     gate = QueryGate(promql="x", at_most=2, at_least=1)
-    assert judge.of_query(gate, {"web-0": value, "web-1": 1.5}).outcome == outcome
+    assert evaluation.evaluate_query(gate, [("web-0", value), ("web-1", 1.5)]).outcome == outcome
 
 
 def test_restarts_before_the_stage_do_not_count():
     seen = [JobProgress(job="web", size=3, new=1, new_healthy=1, restarts=5)]
-    assert judge.of_health(HealthGate(), seen, 5).outcome is GateOutcome.PASS
-    assert judge.of_health(HealthGate(), seen, 4).outcome is GateOutcome.FAIL
+    assert evaluation.evaluate_health(HealthGate(), seen, 5).outcome is GateOutcome.PASS
+    assert evaluation.evaluate_health(HealthGate(), seen, 4).outcome is GateOutcome.FAIL
 
 
 # -- what users see

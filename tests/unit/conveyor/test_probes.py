@@ -33,7 +33,7 @@ async def test_probes_run_side_by_side_up_to_their_limit(monkeypatch: pytest.Mon
     names = [f"h{number:03}" for number in range(3 * PROBES)]
     fleet = FleetSettings(install=["x"], hosts=names, probe=["ssh", "$host"])
     hosts = CommandHosts(None)  # type: ignore[arg-type]
-    both = await asyncio.gather(hosts.look(fleet), hosts.look(fleet))
+    both = await asyncio.gather(hosts.observe(fleet), hosts.observe(fleet))
     assert most == PROBES
     for seen in both:
         assert [one.name for one in seen] == names

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from conveyor.api import ControlRequest, ControlVerb
-from conveyor.core.fleet import FleetPatience, FleetRecord, HostSeen, HostWork, advanced, taken_over
+from conveyor.core.fleet import (
+    FleetRecord,
+    FleetTimeouts,
+    HostChange,
+    ObservedHost,
+    advance,
+    continued_on,
+)
 from conveyor.core.transitions import OBSERVED_S
 from conveyor.runs import RunState
 from tests.unit.conveyor.delivery_model import World, a_pipeline, digest
@@ -89,13 +96,13 @@ async def test_a_stage_with_time_left_does_not_fail():
 
 @pytest.mark.parametrize("ahead_s", [-7200.0, 7200.0])
 def test_a_host_of_a_fleet_is_watched_again(ahead_s: float):
-    work = HostWork(host="m1", release="2", since=1e9, installed=1e9, boot="a")
+    work = HostChange(host="m1", release="2", since=1e9, installed=1e9, boot="a")
     record = FleetRecord(release="2", version=1, work=work)
-    patience, now = FleetPatience(healthy_s=300.0, settle_s=10.0), 1e9 + 5.0 + ahead_s
-    taken = taken_over(record, now, "b")
-    starting, healthy = HostSeen("m1", "", False), HostSeen("m1", "2", True)
-    assert advanced(taken, [starting], patience, now).work is not None
-    settling = advanced(taken, [healthy], patience, now)
+    patience, now = FleetTimeouts(healthy_s=300.0, settle_s=10.0), 1e9 + 5.0 + ahead_s
+    taken = continued_on(record, now, "b")
+    starting, healthy = ObservedHost("m1", "", False), ObservedHost("m1", "2", True)
+    assert advance(taken, [starting], patience, now).work is not None
+    settling = advance(taken, [healthy], patience, now)
     assert settling.work is not None
-    assert advanced(settling, [healthy], patience, now + 10.0).work is None
-    assert taken_over(taken, now + 200.0, "b") == taken
+    assert advance(settling, [healthy], patience, now + 10.0).work is None
+    assert continued_on(taken, now + 200.0, "b") == taken

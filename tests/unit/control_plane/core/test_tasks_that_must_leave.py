@@ -23,7 +23,7 @@ from control_plane.scheduler.core.approval import question
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Decision, Seen
-from control_plane.task_control.core.talk import ControllerAnswer
+from control_plane.task_control.core.conversation import ControllerAnswer
 
 pytestmark = pytest.mark.behaviour("BUG-AU4")
 

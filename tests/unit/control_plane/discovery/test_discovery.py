@@ -163,15 +163,32 @@ async def test_weights_are_listed_for_a_limited_time(w: World):
     """If a load tester that shifts requests dies, its weights expire."""
     await w.deployed(a_job(3))
     before = await w.cp.endpoints("web")
-    answer = w.cp.discovery.put_weights("web", EndpointWeights(weights={1: 200}, for_s=60))
+    answer = w.cp.discovery.set_weights("web", EndpointWeights(weights={1: 200}, for_s=60))
     assert answer.revision > before.revision
     assert [e.weight for e in answer.endpoints] == [100, 200, 100]
     waiting = asyncio.create_task(w.cp.endpoints("web", after=answer.revision, wait_s=50))
     await asyncio.sleep(30)
-    w.cp.discovery.put_weights("web", EndpointWeights(weights={0: 50}, for_s=60))
+    w.cp.discovery.set_weights("web", EndpointWeights(weights={0: 50}, for_s=60))
     assert [e.weight for e in (await waiting).endpoints] == [50, 100, 100]
     after = (await w.cp.endpoints("web")).revision
     back = await w.cp.endpoints("web", after=after, wait_s=60)
     assert [e.weight for e in back.endpoints] == [100, 100, 100]
     with pytest.raises(NotFound):
-        w.cp.discovery.put_weights("nothing", EndpointWeights(weights={0: 50}))
+        w.cp.discovery.set_weights("nothing", EndpointWeights(weights={0: 50}))
+
+
+@pytest.mark.behaviour("BUG-CP143")
+@scenario()
+async def test_a_job_with_the_name_of_a_stopped_one_has_the_usual_weights(w: World):
+    """Formerly the weights of a load test on the stopped job applied to the new one."""
+    await w.deployed(a_job(3))
+    w.cp.discovery.set_weights("web", EndpointWeights(weights={1: 200}, for_s=3600))
+    await w.cp.stop_job("web")
+    while True:  # until its last task has ended
+        try:
+            await w.cp.endpoints("web")
+        except NotFound:
+            break
+        await asyncio.sleep(1)
+    await w.deployed(a_job(3))
+    assert [e.weight for e in (await w.cp.endpoints("web")).endpoints] == [100, 100, 100]

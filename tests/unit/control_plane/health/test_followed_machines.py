@@ -86,7 +86,7 @@ def test_a_machine_that_another_process_follows_now_is_released_at_once():
             await w.until(w.all_answer)
             checker = w.cp._checker
             checker._follower._calls_agent = lambda record: record.machine != "m1"
-            checker.look_at("m1")
+            checker.update_following("m1")
             await asyncio.sleep(0.1)
             assert checker._follower._followed == {"m2", "m3"}
 
@@ -114,7 +114,7 @@ def test_a_machine_may_become_doubtful_while_its_lost_stream_waits_for_a_turn():
             await w.until(w.all_answer)
             follower = w.cp._checker._follower
             follower._calls_agent = lambda record: record.machine != "m1"
-            follower.look_at("m1")  # the test follows only the stream below
+            follower.update_following("m1")  # the test follows only the stream below
             await w.until(lambda: "m1" not in follower._followed)
             waits, turn = asyncio.Event(), asyncio.Event()
 
@@ -129,5 +129,38 @@ def test_a_machine_may_become_doubtful_while_its_lost_stream_waits_for_a_turn():
             turn.set()
             with pytest.raises(Unreachable, match="the connection was lost"):
                 await events
+
+    run(main())
+
+
+def test_a_machine_that_is_removed_just_before_its_verdict_is_not_held_back():
+    """Formerly the checker kept a removed machine, and showed it as held back, until its end."""
+
+    async def main() -> None:
+        w = World(a_region())
+        async with w.running():
+            await w.set_up(3)
+            await w.until(w.all_answer)
+            checker = w.cp._checker
+            runtime, watches = checker._runtime, dict(checker._watches)
+
+            class Removes:
+                """The runtime, in which another actor removes machines at each checkpoint."""
+
+                def __getattr__(self, name: str) -> object:
+                    return getattr(runtime, name)
+
+                async def checkpoint(self) -> None:
+                    silent = [m for m in watches.values() if m.standing is Standing.LOST]
+                    for watch in silent:
+                        if watch.machine in checker._watches:
+                            checker._forget(watch)
+
+            for machine in w.region.machines.values():
+                machine.power_off()
+            checker._runtime = Removes()
+            await asyncio.sleep(60)
+            assert checker._watches == {}
+            assert checker.held_back() == []
 
     run(main())

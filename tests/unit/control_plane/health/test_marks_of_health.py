@@ -7,7 +7,7 @@ import pytest
 from virtual_time import run
 from world import World, a_region
 
-from control_plane.health.marker import Marker, Still
+from control_plane.health.marker import Marker, StillHolds
 from wire.errors import Busy, Conflict, NotFound, TwineError
 
 
@@ -17,10 +17,10 @@ class Refusing:
     def __init__(self, why: Exception) -> None:
         self.why = why
 
-    async def down(self, reasons: Mapping[str, str], still: Still) -> None:
+    async def down(self, reasons: Mapping[str, str], still: StillHolds) -> None:
         raise self.why
 
-    async def up(self, names: Sequence[str], still: Still) -> None:
+    async def up(self, names: Sequence[str], still: StillHolds) -> None:
         raise self.why
 
 

@@ -46,19 +46,19 @@ async def test_the_first_hosts_that_answer_are_no_majority() -> None:
     followed: set[str] = {"a"}
     found = RestoredHosts(followed)
     waiting = asyncio.ensure_future(found.wait())
-    found.refused("a", "newer term")
+    found.record_refusal("a", "newer term")
     followed |= {"b", "c"}
-    found.all_are_asked = True
-    found.look()
+    found.all_are_called = True
+    found.check()
     await asyncio.sleep(0)
     assert not waiting.done()
-    assert "1 of 3 hosts know (a: newer term)" in found.words()
-    found.refused("b", "newer term")
+    assert "1 of 3 hosts know (a: newer term)" in found.describe()
+    found.record_refusal("b", "newer term")
     with pytest.raises(ConfigError, match="2 of 3 hosts know"):
         await waiting
-    found.answered("a")
-    found.gone("b")
-    assert found.words() == ""
+    found.record_answer("a")
+    found.forget("b")
+    assert found.describe() == ""
 
 
 @pytest.mark.behaviour("F-88")
@@ -66,13 +66,13 @@ async def test_hosts_that_stay_silent_are_not_waited_for(monkeypatch: pytest.Mon
     """A restored store is also noticed in a region whose machines are mostly down."""
     monkeypatch.setattr(restored, "SETTLES_S", 0.01)
     found = RestoredHosts({"a", "b", "c"})
-    found.all_are_asked = True
-    found.answered("a")
-    found.refused("b", "newer term")
+    found.all_are_called = True
+    found.record_answer("a")
+    found.record_refusal("b", "newer term")
     waiting = asyncio.ensure_future(found.wait())
     await asyncio.sleep(0.05)
     assert not waiting.done(), "one of two"
-    found.refused("a", "newer term")
+    found.record_refusal("a", "newer term")
     with pytest.raises(ConfigError, match="2 of 3 hosts know"):
         await waiting
 

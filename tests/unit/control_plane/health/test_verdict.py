@@ -3,7 +3,7 @@
 import pytest
 
 from agent.api import Location
-from control_plane.health.core.parts import Level, Part, Parts, Standing, looks_cut
+from control_plane.health.core.parts import Level, Part, Parts, Standing, seems_cut_off
 from control_plane.health.core.verdict import Brakes, verdict
 
 BRAKES = Brakes(
@@ -19,7 +19,7 @@ def region(**machines: tuple[int, int]) -> tuple[Parts, dict[str, Part]]:
         datacenter, msb = name.split("_")
         rack = racks[name] = parts.rack(Location(datacenter=datacenter, msb=msb))
         for number in range(count):
-            rack.moved(None, Standing.LOST if number < lost else Standing.WELL)
+            rack.count_change(None, Standing.LOST if number < lost else Standing.WELL)
     return parts, racks
 
 
@@ -77,17 +77,17 @@ def test_machines_lost_long_ago_are_no_evidence_about_the_others():
     _, racks = region(dc1_b1=(10, 4), dc1_b2=(10, 0))
     rack = racks["dc1_b1"]
     for _ in range(4):
-        rack.moved(Standing.LOST, Standing.GONE)
+        rack.count_change(Standing.LOST, Standing.GONE)
     assert (rack.machines, rack.lost) == (6, 0)
-    rack.moved(Standing.WELL, Standing.LOST)
+    rack.count_change(Standing.WELL, Standing.LOST)
     assert held(rack) == ""
 
 
 def test_a_part_is_forgotten_with_its_machines():
     parts, racks = region(dc1_b1=(2, 2), dc1_b2=(2, 0))
     for _ in range(2):
-        racks["dc1_b2"].moved(Standing.WELL, None)
-    assert looks_cut(racks["dc1_b1"].path[-1], 0.4)
+        racks["dc1_b2"].count_change(Standing.WELL, None)
+    assert seems_cut_off(racks["dc1_b1"].path[-1], 0.4)
     assert parts.rack(Location(datacenter="dc1", msb="b1")) is racks["dc1_b1"]
 
 
@@ -96,4 +96,4 @@ def test_a_lost_part_is_no_cut_of_the_region_while_the_rest_answers(lost, cut):
     _, racks = region(dc1_b1=(10, lost[0]), dc1_b2=(10, lost[1]))
     datacenter = racks["dc1_b1"].path[2]
     assert datacenter.level is Level.DATACENTER
-    assert looks_cut(datacenter, 0.4) is cut
+    assert seems_cut_off(datacenter, 0.4) is cut

@@ -1,6 +1,7 @@
 """Plans in the assembled control plane on virtual time. Owners of jobs do nothing."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import pytest
@@ -24,7 +25,7 @@ from control_plane.api.maintenance import (
 )
 from control_plane.broker.core.unavailability import leaving
 from control_plane.ops_planner import planner, preview
-from control_plane.store import Delete, Put
+from control_plane.store import Delete, Operation, Put
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import PLANS, QUARANTINE, WAVES
 from wire.errors import Busy, Conflict, InvalidInput, NotFound
@@ -151,12 +152,43 @@ async def test_a_wave_that_does_not_return_healthy_pauses_the_plan(w: World):
     assert view.plan.detail == f"wave 1: 1 of 2 machines are not back: {broken}"
     assert [wave.state for wave in view.waves] == [WaveState.ANNOUNCED] + [WaveState.WAITING] * 2
     assert set(hands.upgraded) == first
-    shown = await w.cp.maintenance.go_on("kernel", GoOn(without=True))
+    shown = await w.cp.maintenance.continue_plan("kernel", GoOn(without=True))
     assert shown.plan.name == "kernel"
     await w.until(lambda: w.cp.maintenance.show("kernel").plan.ended, within_s=9000)
     working.cancel()
     view = w.cp.maintenance.show("kernel")
     assert (view.done, view.waves[0].left_out) == (5, 1)
+
+
+class SlowStore(MemoryStore):
+    """A store whose writes take 10 ms, like those of etcd."""
+
+    async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
+        await asyncio.sleep(0.01)
+        return await super().txn(compare, operations)
+
+
+def test_a_plan_that_is_continued_while_it_is_cancelled_has_no_open_wave():
+    """Formerly the record of a wave, read before the cancellation, replaced the ended one."""
+
+    async def main() -> None:
+        world = World(a_region(6), SlowStore(strict=True))
+        async with world.running():
+            plans = world.cp.maintenance
+            await world.deployed(a_job(2, limits=LARGE, update=QUICK), quota=6)
+            for number in range(12):
+                name = f"kernel-{number}"
+                request = a_request(wave_size=2, within=Within.MSB, despite=True)
+                await plans.accept(name, request, "ann")
+                cancelling = asyncio.create_task(plans.cancel(name))
+                await asyncio.sleep(0.005 * number)
+                with suppress(Conflict):
+                    await plans.continue_plan(name, GoOn(without=True))
+                await cancelling
+                states = {wave.state for wave in plans.show(name).waves}
+                assert not states & {WaveState.ANNOUNCED, WaveState.WAITING}, states
+
+    run(main())
 
 
 @pytest.mark.behaviour("BUG-CP140")
@@ -179,7 +211,7 @@ async def test_a_machine_that_a_plan_left_out_is_drained_until_it_is_back_or_rep
         return leaving(w.cp._broker.table.get(name), w.cp._runtime.date())
 
     await w.until(is_paused, within_s=2000)
-    await plans.go_on("kernel", GoOn(without=True))
+    await plans.continue_plan("kernel", GoOn(without=True))
     w.region.machines[early].power_on()
     await w.until(lambda: not is_drained(early), within_s=300)
     await w.until(lambda: plans.show("kernel").plan.ended, within_s=9000)
@@ -241,7 +273,7 @@ async def test_consequences_are_shown_and_a_plan_without_room_is_refused(w: Worl
     assert len(preview.warnings) == 2  # no machine for the tasks, and a third of the region
     with pytest.raises(Conflict, match="plan room is not accepted: a wave takes 33%"):
         await w.cp.maintenance.accept("room", request, "ann")
-    assert w.cp.maintenance.every() == []
+    assert w.cp.maintenance.list_plans() == []
     assert all(not r.unavailability for r in w.cp._broker.table.records())
     request = a_request(scope=MachineScope(msb="msb1"), deadline_s=60.0, despite=True)
     await w.cp.maintenance.accept("room", request, "ann")
@@ -564,7 +596,7 @@ def test_a_cancellation_that_failed_is_completed(writes: int, wave_size: int):
 async def test_a_plan_with_the_name_of_a_dropped_one_is_announced(w: World):
     """Formerly the events of the earlier plan counted, so it was done before any work began."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner, "_KEPT", 1)
+        patch.setattr(planner, "_ENDED_KEPT", 1)
         await w.set_up(quota=2)
         request = a_request(work=Work.REPAIR, wave_size=2, despite=True)
         for name in ("fans", "disks", "cables"):

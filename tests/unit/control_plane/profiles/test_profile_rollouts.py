@@ -208,6 +208,21 @@ async def test_a_profile_that_a_host_cannot_reach_is_taken_back_everywhere(w: Wo
     await w.until(lambda: w.alive().total() == 3)
 
 
+@scenario(quarantine_s=600)
+async def test_a_profile_that_is_proposed_again_starts_without_failures(w: World):
+    """Formerly machines that were still quarantined for the first attempt failed the second one."""
+    await spread(w)
+    for machine in w.region.machines.values():
+        machine.behaviour.profile_end[NAME] = ProfileState.DEGRADED
+    await w.cp.profiles.propose("front", a_request(), "eve")
+    await arrived(w, "returned")
+    for machine in w.region.machines.values():
+        del machine.behaviour.profile_end[NAME]
+    await w.cp.profiles.propose("front", a_request(), "eve")
+    await w.until(lambda: rollout(w).state in ("done", "back", "returned"))
+    assert (rollout(w).state, rollout(w).failed) == ("done", ())
+
+
 @pytest.mark.behaviour("BUG-CP54")
 @scenario(quarantine_s=60)
 async def test_a_machine_that_failed_a_profile_is_promised_again_afterwards(w: World):
@@ -234,7 +249,7 @@ def test_a_machine_that_leaves_its_entitlement_leaves_its_switch_of_profile_behi
             await spread(w)
             broker, name = w.cp._broker, sorted(w.region.machines)[0]
             await w.cp.stop_job("web")
-            await w.cp.profiles._begin(name, NAME)
+            await w.cp.profiles._begin_drain(name, NAME)
             if leave == "release":
                 await broker.release(name, revision=broker.table.revision(name))
             else:
@@ -268,7 +283,7 @@ async def test_an_event_that_an_earlier_release_left_on_a_free_machine_is_ended(
     await w.set_up()
     name = sorted(w.region.machines)[0]
     assert w.cp._broker.table.get(name).entitlement == FREE
-    await w.cp.profiles._begin(name, NAME)
+    await w.cp.profiles._begin_drain(name, NAME)
     await w.until(lambda: unavailable(w.cp._broker.table.get(name), w.runtime.date()) == "")
 
 
@@ -289,7 +304,7 @@ async def test_tasks_that_are_not_well_under_a_profile_take_it_back(w: World):
 async def test_an_owner_goes_back_by_hand_and_may_propose_another(w: World):
     await spread(w)
     with pytest.raises(Conflict, match="no previous profile"):
-        await w.cp.profiles.go_back("front", "eve")
+        await w.cp.profiles.roll_back("front", "eve")
     await w.cp.profiles.propose("front", a_request(), "eve")
     await w.cp.profiles.propose("front", a_request(), "eve")  # a repeated proposal changes nothing
     with pytest.raises(Conflict, match="is changing to"):
@@ -298,7 +313,7 @@ async def test_an_owner_goes_back_by_hand_and_may_propose_another(w: World):
     await w.cp.profiles.propose("front", a_request(OTHER), "eve")  # based on the previous one
     await arrived(w)
     assert rollout(w).base == NAME
-    await w.cp.profiles.go_back("front", "eve")
+    await w.cp.profiles.roll_back("front", "eve")
     await arrived(w, "returned")
     assert {m.profile.name for m in w.region.machines.values()} == {NAME}
     assert w.cp.profiles.show("front").profile == NAME

@@ -134,19 +134,19 @@ async def test_a_canary_is_stronger_than_a_load_test(w: World):
     """One rule for both: while a canary has a share of the requests, no load test shifts any."""
     await w.deployed(a_job(6, update=FAST))
     test = EndpointWeights(weights={0: 200}, for_s=600)
-    w.cp.discovery.put_weights("web", test)
+    w.cp.discovery.set_weights("web", test)
     assert await weights(w) == {100, 200}
     await w.cp.intents.canary("web", a_canary(0.1), TESTER)
     await w.stable()
     assert (await parts(w))[2] == pytest.approx(0.1, abs=0.001)
     with pytest.raises(Conflict, match=r"a canary gets 10.00% of its requests"):
-        w.cp.discovery.put_weights("web", test)
-    w.cp.discovery.put_weights("web", EndpointWeights())  # the end of a test is always allowed
+        w.cp.discovery.set_weights("web", test)
+    w.cp.discovery.set_weights("web", EndpointWeights())  # the end of a test is always allowed
     assert (await parts(w))[2] == pytest.approx(0.1, abs=0.001)
     await w.cp.intents.withdraw("web", "canary", IntentChange(), TESTER)
     await w.stable()
     assert await weights(w) == {100}
-    w.cp.discovery.put_weights("web", test)
+    w.cp.discovery.set_weights("web", test)
 
 
 @scenario()

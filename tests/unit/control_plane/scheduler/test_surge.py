@@ -19,7 +19,7 @@ from control_plane.api.updates import UpdatePolicy
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
 from control_plane.scheduler.core.decision import Seen
-from control_plane.task_control.core.talk import ControllerAnswer
+from control_plane.task_control.core.conversation import ControllerAnswer
 
 DRAINED = UnavailabilityEvent(event_id="e", kind=EventKind.MAINTENANCE, reason="fan", start=0.0)
 

@@ -290,7 +290,7 @@ async def test_a_controller_that_was_away_learns_of_a_deadline_in_time(w: World)
     leaving = (await w.cp.get_job("web")).record.tasks[0].placement.machine
     controller.is_down = True
     await w.cp.apply_job(a_controlled_job(3, command=["/bin/other"]))
-    await w.until(lambda: w.cp._controllers._talks["web"].failures == 9, 600)
+    await w.until(lambda: w.cp._controllers._conversations["web"].failures == 9, 600)
     controller.is_down, deadline = False, clock() + 30
     await w.cp.inventory.outages.plan_unavailability(
         [leaving], EventKind.MAINTENANCE, "new switch", start=clock(), deadline=deadline

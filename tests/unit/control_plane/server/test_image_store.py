@@ -264,6 +264,46 @@ def test_images_of_one_owner_take_no_more_than_their_share(tmp_path: Path) -> No
     asyncio.run(scenario())
 
 
+@pytest.mark.behaviour("BUG-CP142")
+def test_an_image_that_is_pushed_or_removed_twice_at_once_is_counted_once(tmp_path: Path) -> None:
+    """Formerly each sender added its size to its owner's share, and each removal subtracted it."""
+    small, large = DATA[: 1 << 20], DATA[: 2 << 20]
+
+    def digest(data: bytes) -> str:
+        return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+    async def push(store: ImageStore, data: bytes, owner: str = "ann") -> None:
+        await store.put(digest(data), ImageFormat.TAR, chunks(data), owner)
+
+    async def scenario() -> None:
+        store = ImageStore(tmp_path, lambda: 1000.0, 8 << 20, 3 << 20)
+        await asyncio.gather(push(store, small), push(store, small))
+        await push(store, large)
+        both = [store.remove(digest(small), lambda _: ()) for _ in range(2)]
+        removed = await asyncio.gather(*both, return_exceptions=True)
+        assert [type(error) for error in removed] == [type(None), NotFound]
+        with pytest.raises(TooLarge, match="2097152 are stored"):
+            await push(store, DATA[1 << 20 :])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.behaviour("BUG-CP142")
+def test_damaged_names_are_kept_and_no_name_is_given(tmp_path: Path) -> None:
+    """Formerly the next name replaced the file, so any user could take the name of another."""
+
+    async def scenario() -> None:
+        (tmp_path / "names").write_bytes(b'{"web:stable": ')
+        store = a_store(tmp_path)
+        await store.put(DIGEST, ImageFormat.TAR, chunks(DATA))
+        with pytest.raises(HostError, match=r"names in .* cannot be read"):
+            await store.name(DIGEST, "web:stable", "bob")
+        await store.remove(DIGEST, lambda _: ())
+        assert (tmp_path / "names").read_bytes() == b'{"web:stable": '
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.behaviour("BUG-UX3")
 def test_a_name_means_the_image_that_it_was_given_last(tmp_path: Path) -> None:
     """The name survives a restart, belongs to the user that first set it, and ends with its

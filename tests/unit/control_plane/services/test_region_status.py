@@ -5,7 +5,7 @@ from __future__ import annotations
 from control_plane.api.limits import LimitName, LimitView
 from control_plane.api.ownership import RoleProcess, ShardLoad
 from control_plane.api.region_status import ProcessStatus
-from control_plane.shards.status import away_status, problems_of, with_lag
+from control_plane.shards.status import problems_of, unavailable_status, with_lag
 from control_plane.store.write_times import WriteTimes
 
 CORE = ProcessStatus(role="core", revision=50)
@@ -34,7 +34,10 @@ def test_a_region_without_troubles_has_none() -> None:
 
 def test_an_unavailable_shard_is_named_first_and_a_drained_one_is_not() -> None:
     known = RoleProcess(role="shard-1", epoch=7, life="x", host="h1", since=3.0)
-    away = [away_status(1, "no answer", known, SHARDS[1]), away_status(2, "gone", None, SHARDS[2])]
+    away = [
+        unavailable_status(1, "no answer", known, SHARDS[1]),
+        unavailable_status(2, "gone", None, SHARDS[2]),
+    ]
     assert (away[0].host, away[0].term, away[0].since) == ("h1", 7, 3.0)
     problems = problems_of([CORE, *away], SHARDS, {"up": 4, "down": 2}, [limit("too fast")], 3)
     assert problems == [

@@ -22,7 +22,7 @@ FIRST = OwnRole(name="shard-1", shard=1, shards=3, url="https://one:7441")
 
 async def elected(store: MemoryStore, role: OwnRole, epoch: int) -> None:
     """Write the records that an election writes."""
-    await store.txn({}, role.announced(epoch))
+    await store.txn({}, role.election_records(epoch))
 
 
 @pytest.mark.behaviour("SH3")

@@ -11,10 +11,10 @@ from control_plane.shards.core.scopes import (
     check_move,
     check_owners,
     check_pin,
-    in_words,
     least_loaded_first,
     may_own,
-    stuck,
+    scope_text,
+    unmovable,
 )
 from wire.errors import ConfigError, Conflict
 
@@ -121,12 +121,12 @@ def test_a_map_that_contradicts_the_settings_is_named_with_an_example() -> None:
 @pytest.mark.behaviour("SH13")
 def test_entitlements_without_another_possible_shard_are_found_before_a_drain() -> None:
     full = ShardLoad(shard=0, entitlements=["ads", "pay", "web"], pinned={"pay": "west"})
-    assert stuck(full, SHARDS[1:4]) == ["ads", "web"]
-    assert stuck(full, SHARDS[1:]) == []
+    assert unmovable(full, SHARDS[1:4]) == ["ads", "web"]
+    assert unmovable(full, SHARDS[1:]) == []
 
 
 def test_a_scope_is_shown_as_text() -> None:
-    assert (in_words(""), in_words("west")) == ("global", "region west")
+    assert (scope_text(""), scope_text("west")) == ("global", "region west")
 
 
 @pytest.mark.behaviour("SH13")

@@ -7,7 +7,7 @@ import pytest
 
 from control_plane.api.jobs import ControllerRef
 from control_plane.task_control.caller import ControllerCaller
-from control_plane.task_control.core.addresses import Rules, rules_of
+from control_plane.task_control.core.addresses import AddressRules, address_rules
 from taskcontrol.api import TaskControlRequest
 from wire.errors import ConfigError, Forbidden
 
@@ -49,29 +49,29 @@ OWN = ["cp.example", "192.168.7.1", "fd00::7"]
     ],
 )
 def test_an_address_that_no_controller_may_have_is_refused(address: str, why: str) -> None:
-    assert why in rules_of([], OWN).refusal(address)
+    assert why in address_rules([], OWN).refusal(address)
 
 
 @pytest.mark.parametrize("address", ["10.1.0.9", "192.168.7.2", "203.0.113.9", "fd00::8"])
 def test_other_addresses_may_be_called(address: str) -> None:
-    assert rules_of([], OWN).refusal(address) == ""
+    assert address_rules([], OWN).refusal(address) == ""
 
 
 def test_networks_that_are_listed_are_the_only_ones() -> None:
-    rules = rules_of(["10.1.0.0/16", "127.0.0.0/8"], OWN)
+    rules = address_rules(["10.1.0.0/16", "127.0.0.0/8"], OWN)
     assert rules.refusal("10.1.0.9") == ""
     assert rules.refusal("127.0.0.1") == ""
     assert rules.refusal("::ffff:10.1.0.9") == ""
     assert "controller_networks" in rules.refusal("10.2.0.9")
     assert "controller_networks" in rules.refusal("::1")
     with pytest.raises(ConfigError, match="has host bits set"):
-        rules_of(["10.1.0.9/16"], OWN)
+        address_rules(["10.1.0.9/16"], OWN)
 
 
 async def test_an_address_written_as_a_number_is_judged_before_a_connection_is_made():
     """No resolver is called for such an address, so the check of resolved names does not cover
     it."""
-    call = ControllerCaller(ssl.create_default_context(), Rules())
+    call = ControllerCaller(ssl.create_default_context(), AddressRules())
     request = TaskControlRequest(job_handle="web", sequence_number=1, tasks=1, at=0.0)
     with pytest.raises(Forbidden, match=r"a controller at 127\.0\.0\.1 is not called"):
         await call(ControllerRef(url="https://127.0.0.1:1", name="db"), request)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from control_plane.task_control.core.talk import Question, soonest_try_s
+from control_plane.task_control.core.conversation import Question, retry_before_deadline_s
 from taskcontrol.api import AdvanceNotice, TaskOperation
 
 
@@ -23,8 +23,8 @@ def test_the_nearer_a_deadline_the_sooner_the_next_try() -> None:
         request=(an_operation(160.0), an_operation(None)),
         notices=(a_notice(140.0), a_notice(99.0), a_notice(None)),
     )
-    assert soonest_try_s(question, 100.0) == 10.0
-    assert soonest_try_s(question, 139.0) == 1.0
-    assert soonest_try_s(question, 140.0) == 5.0
-    assert soonest_try_s(question, 160.0) is None
-    assert soonest_try_s(Question(), 100.0) is None
+    assert retry_before_deadline_s(question, 100.0) == 10.0
+    assert retry_before_deadline_s(question, 139.0) == 1.0
+    assert retry_before_deadline_s(question, 140.0) == 5.0
+    assert retry_before_deadline_s(question, 160.0) is None
+    assert retry_before_deadline_s(Question(), 100.0) is None

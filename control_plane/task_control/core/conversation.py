@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from taskcontrol.api import AdvanceNotice, TaskOperation, UnhealthyTask
 
-_TRY_S = 1.0
+_RETRY_MIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +19,18 @@ class Question:
     unhealthy: tuple[UnhealthyTask, ...] = ()
     tasks: int = 0
     indexes: tuple[tuple[int, int], ...] = ()
-    """The indexes of the tasks: the first and the last of each run."""
+    """Indexes of the tasks, as first and last of each range."""
 
 
-def soonest_try_s(question: Question, now: float) -> float | None:
-    """Return the seconds until a silent controller is called again before a deadline.
+def retry_before_deadline_s(question: Question, now: float) -> float | None:
+    """Return the seconds until a silent controller is called again; None: no deadline is ahead.
 
-    A quarter of the time left, so several calls fit before it. None: no deadline is ahead.
+    It is a quarter of the time left until the next deadline, so that several calls fit before it.
     """
     deadlines = [notice.deadline for notice in question.notices]
     deadlines += [operation.deadline for operation in question.request]
     left = [deadline - now for deadline in deadlines if deadline is not None and deadline > now]
-    return max(_TRY_S, min(left) / 4) if left else None
+    return max(_RETRY_MIN_S, min(left) / 4) if left else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""Rolls out a proposed profile to machines in use, a few at a time, and back if that fails.
+"""Decides the steps of a rollout of a proposed profile to machines in use, a few at a time.
 
-The way of one machine:
+If the rollout fails, all machines go back. The way of one machine:
 
     due -> in trial: requested, while its tasks run -> proved -> healthy for `gate_s` -> done
                      tasks prevent the switch -> drained -> requested again -> tasks may return
@@ -21,18 +21,18 @@ from agent.api import ProfileState as Proof
 from control_plane.api.profiles import ProfileRollout, ProfileState
 
 _IN_THE_WAY = (Proof.PENDING_REBOOT, Proof.DEGRADED)
-"""States in which tasks on the machine block the switch: it needs a boot, or was refused."""
+"""States in which tasks on the machine may block the switch: it needs a boot, or was refused."""
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchingHost:
-    """The present state of a machine of the entitlement."""
+class SwitchingMachine:
+    """A machine of the entitlement, in its present state."""
 
     name: str
     wanted: str
     """The profile that its record wants."""
     proof: Proof = Proof.NONE
-    """The state of that profile on the machine."""
+    """The state of this profile on the machine."""
     empty: bool = True
     up: bool = True
     leaving: bool = False
@@ -44,7 +44,7 @@ class SwitchingHost:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class RolloutSteps:
     """The next steps of a rollout."""
 
     rollout: ProfileRollout
@@ -54,11 +54,11 @@ class Steps:
     give_back: tuple[str, ...] = ()
     """Machines to which tasks may return."""
     waiting: tuple[str, ...] = field(default=())
-    """Describes what the machines in trial wait for."""
+    """What the machines in trial wait for, one sentence each."""
 
 
 def target(rollout: ProfileRollout) -> str:
-    """Return the profile that machines will run in the end."""
+    """Return the profile that the machines should have in the end."""
     forward = rollout.state in (ProfileState.ROLLING, ProfileState.DONE)
     return rollout.name if forward else rollout.base
 
@@ -68,44 +68,46 @@ def is_under_way(rollout: ProfileRollout | None) -> bool:
     return rollout is not None and rollout.state in (ProfileState.ROLLING, ProfileState.BACK)
 
 
-def steps(
-    rollout: ProfileRollout, hosts: Sequence[SwitchingHost], lost: Collection[str], now: float
-) -> Steps:
+def next_steps(
+    rollout: ProfileRollout, hosts: Sequence[SwitchingMachine], lost: Collection[str], now: float
+) -> RolloutSteps:
     """Return the next steps; `lost` are machines quarantined for not reaching the profile."""
     known = {host.name: host for host in hosts}
-    rollout = _failures(rollout, known, lost)
+    rollout = _with_failures(rollout, known, lost)
     if rollout.state is ProfileState.ROLLING:
-        rollout = _returned(rollout)
+        rollout = _back_if_failed(rollout)
     wanted = target(rollout)
-    trial = [n for n in rollout.trial if n in known and not _is_through(known[n], rollout, wanted)]
+    trial = [
+        n for n in rollout.trial if n in known and not _is_trial_over(known[n], rollout, wanted)
+    ]
     leaving = {host.name for host in hosts if host.leaving}
     back = tuple(sorted(leaving & {h.name for h in hosts if _is_proved(h, wanted)}))
     due = [h for h in hosts if h.wanted != wanted and h.name not in trial and h.up]
     due.sort(key=lambda host: (not host.empty, host.name))
     room = max(0, rollout.at_once - len(trial))
     trial += [host.name for host in due[:room]]
-    turn = [known[name] for name in trial]
-    switch = tuple(host.name for host in turn if host.wanted != wanted)
+    in_trial = [known[name] for name in trial]
+    switch = tuple(host.name for host in in_trial if host.wanted != wanted)
     drain = tuple(
         host.name
-        for host in turn
+        for host in in_trial
         if host.wanted == wanted
         and host.proof in _IN_THE_WAY
         and not host.empty
         and not host.leaving
     )
-    waiting = tuple(_describe(host, wanted) for host in turn)
+    waiting = tuple(_describe(host, wanted) for host in in_trial)
     rollout = replace(rollout, trial=tuple(trial))
     if not trial and not any(host.wanted != wanted for host in hosts):
         ends = rollout.state is ProfileState.ROLLING
         state = ProfileState.DONE if ends else ProfileState.RETURNED
         unproved = ends and not any(_is_proved(host, wanted) for host in hosts)
         rollout = replace(rollout, state=state, ended=now, unproved=unproved)
-    return Steps(rollout, switch, drain, back, waiting)
+    return RolloutSteps(rollout, switch, drain, back, waiting)
 
 
 def proved(
-    rollout: ProfileRollout, hosts: Sequence[SwitchingHost], lost: Collection[str]
+    rollout: ProfileRollout, hosts: Sequence[SwitchingMachine], lost: Collection[str]
 ) -> ProfileRollout:
     """Return a rollout that ended without proof, updated from the machines that joined since.
 
@@ -117,7 +119,7 @@ def proved(
     if any(_is_proved(host, rollout.name) for host in hosts):
         return replace(rollout, unproved=False)
     failed = tuple(dict.fromkeys([*rollout.failed, *sorted(lost)]))
-    return _returned(rollout if failed == rollout.failed else replace(rollout, failed=failed))
+    return _back_if_failed(rollout if failed == rollout.failed else replace(rollout, failed=failed))
 
 
 def is_unproved(rollout: ProfileRollout) -> bool:
@@ -125,8 +127,8 @@ def is_unproved(rollout: ProfileRollout) -> bool:
     return rollout.state is ProfileState.DONE and rollout.unproved
 
 
-def _returned(rollout: ProfileRollout) -> ProfileRollout:
-    """Return the rollout, with state `back` if too many machines failed."""
+def _back_if_failed(rollout: ProfileRollout) -> ProfileRollout:
+    """Return the rollout, in state `back` if too many machines have failed."""
     if len(rollout.failed) < rollout.failures:
         return rollout
     listed = ", ".join(rollout.failed[:3])
@@ -134,13 +136,13 @@ def _returned(rollout: ProfileRollout) -> ProfileRollout:
     return replace(rollout, state=ProfileState.BACK, reason=reason, unproved=False)
 
 
-def _failures(
-    rollout: ProfileRollout, known: dict[str, SwitchingHost], lost: Collection[str]
+def _with_failures(
+    rollout: ProfileRollout, known: dict[str, SwitchingMachine], lost: Collection[str]
 ) -> ProfileRollout:
     """Return the rollout with the machines that have failed so far."""
     if rollout.state is not ProfileState.ROLLING:
         return rollout
-    sick = [
+    unhealthy = [
         name
         for name in rollout.trial
         if (host := known.get(name)) is not None
@@ -148,15 +150,15 @@ def _failures(
         and host.proved_s >= rollout.gate_s
         and not host.well
     ]
-    failed = tuple(dict.fromkeys([*rollout.failed, *sorted(lost), *sick]))
+    failed = tuple(dict.fromkeys([*rollout.failed, *sorted(lost), *unhealthy]))
     return replace(rollout, failed=failed) if failed != rollout.failed else rollout
 
 
-def _is_proved(host: SwitchingHost, wanted: str) -> bool:
+def _is_proved(host: SwitchingMachine, wanted: str) -> bool:
     return host.wanted == wanted and host.proof is Proof.VERIFIED
 
 
-def _is_through(host: SwitchingHost, rollout: ProfileRollout, wanted: str) -> bool:
+def _is_trial_over(host: SwitchingMachine, rollout: ProfileRollout, wanted: str) -> bool:
     """Return whether a machine's trial is over; a rollback has no gate."""
     if not _is_proved(host, wanted):
         return False
@@ -165,7 +167,7 @@ def _is_through(host: SwitchingHost, rollout: ProfileRollout, wanted: str) -> bo
     return host.proved_s >= rollout.gate_s and host.well
 
 
-def _describe(host: SwitchingHost, wanted: str) -> str:
+def _describe(host: SwitchingMachine, wanted: str) -> str:
     if not host.up:
         return f"{host.name} is down"
     if host.wanted != wanted:

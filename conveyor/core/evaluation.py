@@ -10,59 +10,61 @@ from msgspec.structs import replace
 
 from conveyor.api import CompareGate, HealthGate, PipelineGate, PipelineStage, QueryGate
 from conveyor.core.stages import stage_gates
-from conveyor.core.statistics import worse
+from conveyor.core.statistics import compare_samples
 from conveyor.runs import GateOutcome, GateVerdict, JobProgress, PipelineRun
 
 _BACK_OFF_MAX_S = 60.0
+"""Longest pause between two measurements of a gate without data."""
 _DOUBLINGS_MAX = 3
 _SHOWN = 5
+"""Series that a reason names."""
 
 
 @dataclass(frozen=True, slots=True)
-class StageJudgement:
+class StageEvaluation:
     """The common verdict of a stage's gates."""
 
     failed: str = ""
     """Why the stage failed."""
     waits: str = ""
-    """What is still missing; empty with `failed` empty: the stage passed."""
+    """What the stage waits for. If this and `failed` are empty, the stage passed."""
     due: tuple[str, ...] = ()
     """Gates to measure now."""
 
 
 def soaked_s(run: PipelineRun, now: float) -> float:
-    """Return for how many seconds the current step, which was reached, has soaked."""
+    """Return the seconds since the current step was reached, which it must have been."""
     reached = run.steps[-1].reached
     assert reached is not None
     return now - reached
 
 
-def judged(run: PipelineRun, stage: PipelineStage, now: float) -> StageJudgement:
-    """Return what follows from the verdicts of the current step, which was reached."""
-    gates, passed_s = stage_gates(run.spec, stage), soaked_s(run, now)
-    is_soaked = passed_s >= stage.soak_s
+def evaluate_stage(run: PipelineRun, stage: PipelineStage, now: float) -> StageEvaluation:
+    """Return the result of the gates of the current step, which must have been reached."""
+    gates, soaked_for_s = stage_gates(run.spec, stage), soaked_s(run, now)
+    is_soaked = soaked_for_s >= stage.soak_s
     for name, gate in gates.items():
         verdict = run.verdicts.get(name)
         if verdict is not None and _fails(verdict, gate):
-            return StageJudgement(failed=f"gate {name}: {verdict.reason}")
-        is_late = passed_s - stage.soak_s > gate.deadline_s
+            return StageEvaluation(failed=f"gate {name}: {verdict.reason}")
+        is_late = soaked_for_s - stage.soak_s > gate.deadline_s
         if is_soaked and is_late and not _has_passed(verdict, gate):
             last = verdict.reason if verdict is not None else "it was never measured"
             reason = f"gate {name} did not pass within {gate.deadline_s:g} s after the soak: {last}"
-            return StageJudgement(failed=reason)
+            return StageEvaluation(failed=reason)
     due = tuple(n for n, g in gates.items() if _is_due(run.verdicts.get(n), g, now, is_soaked))
     if not is_soaked:
-        waits = f"soaks, {max(0.0, passed_s):.0f} of {stage.soak_s:.0f} s"
-        return StageJudgement(waits=waits, due=due)
+        waits = f"soaks, {max(0.0, soaked_for_s):.0f} of {stage.soak_s:.0f} s"
+        return StageEvaluation(waits=waits, due=due)
     left = [name for name, gate in gates.items() if not _has_passed(run.verdicts.get(name), gate)]
     if left:
         word = "approval" if all(gates[name].approval is not None for name in left) else "gate"
-        return StageJudgement(waits=f"waits for {word} {', '.join(left)}", due=due)
-    return StageJudgement(due=due)
+        return StageEvaluation(waits=f"waits for {word} {', '.join(left)}", due=due)
+    return StageEvaluation(due=due)
 
 
-def noted(run: PipelineRun, verdict: GateVerdict) -> PipelineRun:
-    """Return the run with a verdict on its current step."""
+def with_verdict(run: PipelineRun, verdict: GateVerdict) -> PipelineRun:
+    """Return the run with one more verdict on its current step."""
     before = run.verdicts.get(verdict.gate)
     if before is not None and before.outcome is verdict.outcome:
         verdict = replace(verdict, in_a_row=before.in_a_row + 1)
@@ -80,7 +82,7 @@ def _has_passed(verdict: GateVerdict | None, gate: PipelineGate) -> bool:
 
 
 def _is_due(verdict: GateVerdict | None, gate: PipelineGate, now: float, is_soaked: bool) -> bool:
-    """Return whether to measure now; without data the pauses double up to a minute."""
+    """Return whether to measure now; pauses after measurements without data double, to a minute."""
     if gate.approval is not None:
         return False
     if verdict is None or (is_soaked and not verdict.after_soak):
@@ -92,11 +94,11 @@ def _is_due(verdict: GateVerdict | None, gate: PipelineGate, now: float, is_soak
     return not 0 <= now - verdict.at < pause_s
 
 
-# -- single kinds
+# -- kinds of gates
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """Outcome of one measurement, with its numbers."""
 
     outcome: GateOutcome
@@ -104,70 +106,83 @@ class Measured:
     numbers: Mapping[str, float]
 
 
-def no_data(reason: str) -> Measured:
-    """Return that nothing could be measured."""
-    return Measured(GateOutcome.NO_DATA, reason, {})
+def no_data(reason: str) -> Measurement:
+    """Return the outcome of a measurement that found no value."""
+    return Measurement(GateOutcome.NO_DATA, reason, {})
 
 
 def verdict_of(
-    run: PipelineRun, stage: PipelineStage, gate: str, found: Measured, now: float
+    run: PipelineRun, stage: PipelineStage, gate: str, measured: Measurement, now: float
 ) -> GateVerdict:
-    """Return a measurement in the current step, which was reached, as it is stored."""
+    """Return the stored form of a measurement in the current step, which must be reached."""
     return GateVerdict(
         gate=gate,
         step=run.step,
         at=now,
-        outcome=found.outcome,
-        reason=found.reason,
-        numbers=dict(found.numbers),
+        outcome=measured.outcome,
+        reason=measured.reason,
+        numbers=dict(measured.numbers),
         after_soak=soaked_s(run, now) >= stage.soak_s,
     )
 
 
-def of_query(gate: QueryGate, series: Mapping[str, float]) -> Measured:
-    """Return the outcome for values by series; every one must be within the bounds."""
-    values = {name: value for name, value in series.items() if isfinite(value)}
+def evaluate_query(gate: QueryGate, series: Sequence[tuple[str, float]]) -> Measurement:
+    """Return the outcome for the value of each series; every one must be within the bounds.
+
+    Several series may have the same name, for instance those of one task with several handlers.
+    """
+    values = sorted((name, value) for name, value in series if isfinite(value))
     if not values:
         return no_data(f"the query returned no value ({len(series)} series)")
     low, high = gate.at_least, gate.at_most
-    bad = {
-        name: value
-        for name, value in values.items()
+    bad = [
+        (name, value)
+        for name, value in values
         if (high is not None and value > high) or (low is not None and value < low)
-    }
+    ]
     given = (("at most", high), ("at least", low))
     bounds = " and ".join(f"{word} {bound:g}" for word, bound in given if bound is not None)
-    numbers = {"min": min(values.values()), "max": max(values.values()), "series": len(values)}
+    numbers = {
+        "min": min(value for _, value in values),
+        "max": max(value for _, value in values),
+        "series": float(len(values)),
+    }
     if bad:
-        shown = ", ".join(f"{name} {value:g}" for name, value in sorted(bad.items())[:_SHOWN])
+        shown = ", ".join(f"{name} {value:g}" for name, value in bad[:_SHOWN])
         reason = f"{len(bad)} of {len(values)} values not {bounds}: {shown}"
-        return Measured(GateOutcome.FAIL, reason, numbers)
+        return Measurement(GateOutcome.FAIL, reason, numbers)
     reason = f"{len(values)} values {bounds}: {numbers['min']:g} to {numbers['max']:g}"
-    return Measured(GateOutcome.PASS, reason, numbers)
+    return Measurement(GateOutcome.PASS, reason, numbers)
 
 
-def of_comparison(gate: CompareGate, new: Sequence[float], stable: Sequence[float]) -> Measured:
+def evaluate_comparison(
+    gate: CompareGate, new: Sequence[float], stable: Sequence[float]
+) -> Measurement:
     """Return the outcome for samples of new and stable tasks."""
     new = [value for value in new if isfinite(value)]
     stable = [value for value in stable if isfinite(value)]
     counts = {"new_samples": float(len(new)), "stable_samples": float(len(stable))}
     if len(new) < gate.samples or len(stable) < gate.samples:
         reason = f"{len(new)} samples of new and {len(stable)} of stable tasks, of {gate.samples}"
-        return Measured(GateOutcome.NO_DATA, f"{reason} needed on each side", counts)
-    found = worse(new, stable, gate.tolerance, lower_is_better=gate.better == "lower")
+        return Measurement(GateOutcome.NO_DATA, f"{reason} needed on each side", counts)
+    test = compare_samples(new, stable, gate.tolerance, lower_is_better=gate.better == "lower")
     numbers = counts | {
-        "new_median": found.new_median,
-        "stable_median": found.stable_median,
-        "p": found.p,
+        "new_median": test.new_median,
+        "stable_median": test.stable_median,
+        "p": test.p,
     }
-    medians = f"median {found.new_median:g} on new, {found.stable_median:g} on stable tasks"
-    detail = f"{medians}, p = {found.p:.2g} ({len(new)} and {len(stable)} samples)"
-    if found.p < gate.significance:
-        return Measured(GateOutcome.FAIL, f"worse beyond {gate.tolerance:.0%}: {detail}", numbers)
-    return Measured(GateOutcome.PASS, detail, numbers)
+    medians = f"median {test.new_median:g} on new, {test.stable_median:g} on stable tasks"
+    detail = f"{medians}, p = {test.p:.2g} ({len(new)} and {len(stable)} samples)"
+    if test.p < gate.significance:
+        return Measurement(
+            GateOutcome.FAIL, f"worse beyond {gate.tolerance:.0%}: {detail}", numbers
+        )
+    return Measurement(GateOutcome.PASS, detail, numbers)
 
 
-def of_health(gate: HealthGate, seen: Sequence[JobProgress], restarts_before: int) -> Measured:
+def evaluate_health(
+    gate: HealthGate, seen: Sequence[JobProgress], restarts_before: int
+) -> Measurement:
     """Return the outcome for the new tasks of some jobs."""
     new = sum(job.new for job in seen)
     healthy = sum(job.new_healthy for job in seen)
@@ -182,16 +197,18 @@ def of_health(gate: HealthGate, seen: Sequence[JobProgress], restarts_before: in
     detail = f"{healthy} of {new} new tasks healthy, {unhealthy} unhealthy,"
     detail += f" {restarts} restarts of {gate.restarts} allowed"
     if not new:
-        return Measured(GateOutcome.NO_DATA, "no task runs the new image", numbers)
+        return Measurement(GateOutcome.NO_DATA, "no task runs the new image", numbers)
     failed = unhealthy > 0 or restarts > gate.restarts
-    return Measured(GateOutcome.FAIL if failed else GateOutcome.PASS, detail, numbers)
+    return Measurement(GateOutcome.FAIL if failed else GateOutcome.PASS, detail, numbers)
 
 
-def of_http(expected: int, contains: str, status: int, text: str, took_s: float) -> Measured:
+def evaluate_http(
+    expected: int, contains: str, status: int, text: str, took_s: float
+) -> Measurement:
     """Return the outcome for an answer over HTTP."""
     numbers = {"status": float(status), "seconds": took_s}
     if status != expected:
-        return Measured(GateOutcome.FAIL, f"answered {status}, not {expected}", numbers)
+        return Measurement(GateOutcome.FAIL, f"answered {status}, not {expected}", numbers)
     if contains not in text:
-        return Measured(GateOutcome.FAIL, f"the answer does not contain {contains!r}", numbers)
-    return Measured(GateOutcome.PASS, f"answered {status} in {took_s:.2f} s", numbers)
+        return Measurement(GateOutcome.FAIL, f"the answer does not contain {contains!r}", numbers)
+    return Measurement(GateOutcome.PASS, f"answered {status} in {took_s:.2f} s", numbers)
