@@ -76,11 +76,9 @@ class Dispatcher:
         self._lines: dict[str, _Line] = {}
         self._order: deque[_Line] = deque()
         """Machines with a pending command that may go at once, by turns."""
-        settings, self._stops = region.settings, StopQueue()
-        self._slots = settings.concurrent_calls
-        self._limit = region.limits.of(
-            LimitName.STOPS, settings.destructive_per_s, settings.destructive_burst
-        )
+        self._stops, self._slots = StopQueue(), region.settings.concurrent_calls
+        per_s, burst = region.settings.destructive_per_s, region.settings.destructive_burst
+        self._limit = region.limits.of(LimitName.STOPS, per_s, burst)
         self._release_at: asyncio.TimerHandle | None = None
         region.broker.listen(self._machine_changed, loaded=ignore)
         self._observations.listen(self._listed_again, lambda _machine, _which: None)
@@ -99,7 +97,7 @@ class Dispatcher:
             try:
                 await asyncio.get_running_loop().create_future()
             finally:
-                self._group = None  # news may still come while everything ends
+                self._group = None  # reports may still arrive during the shutdown
                 if self._release_at is not None:
                     self._release_at.cancel()
 
@@ -238,12 +236,11 @@ class Dispatcher:
 
     def _failed(self, line: _Line, what: str, error: Exception) -> None:
         """Record why, and derive the command again after a pause."""
-        last = line.pauses.get(what, (0.0, self._settings.retry_s / 2))[1]
-        pause = min(last * 2, _PAUSE_MAX_S)
+        pause = min(2 * line.pauses.get(what, (0.0, self._settings.retry_s / 2))[1], _PAUSE_MAX_S)
         line.pauses[what] = (self._runtime.now() + pause, pause)
         asyncio.get_running_loop().call_later(pause, self._again, line, what)
-        reason = str(error) or f"no answer within {self._settings.call_timeout_s:g} s"
         machine = line.machine
+        reason = str(error) or f"no answer within {self._settings.call_timeout_s:g} s"
         fields = {"machine": machine, "object": what, "reason": reason}
         log.warning("command to agent failed", extra=fields)
         if what == _ASK_PROFILE or self._broker.table.find(machine) is None:
@@ -281,8 +278,7 @@ class Dispatcher:
         """Drop what waits for a machine that is gone, and its connections."""
         if after is not None:
             return
-        line = self._lines.pop(name, None)
-        if line is not None:
+        if (line := self._lines.pop(name, None)) is not None:
             line.pending.clear()
             line.pauses.clear()
         if self._group is not None:
@@ -363,7 +359,8 @@ class Dispatcher:
             self._runtime.spawn_in(self._group, "dispatcher", self._bring(line, digest, keys))
 
     async def _bring(self, line: _Line, digest: str, keys: Sequence[str]) -> None:
-        machine = line.machine
+        """Make a machine pull an image, then queue the tasks that wait for it."""
+        machine, error = line.machine, None
         try:
             async with asyncio.timeout(_PULL_TIMEOUT_S) as limit, line.pulling:
                 line.calls[digest] = (self._observations.observation(machine).boot_id, limit)
@@ -371,13 +368,17 @@ class Dispatcher:
                     await self._ensure_image(machine, digest, keys)
                 finally:
                     del line.calls[digest]  # a timeout that was left cannot be rescheduled
-        except (TwineError, TimeoutError) as e:
+        except Exception as e:
             error = e if str(e) else Unreachable(f"no image {digest[:14]} and no answer came")
-            for what in [*sorted(line.pulls.pop(digest)), digest]:
+            if not isinstance(e, TwineError | TimeoutError):
+                log.exception("image pull broke", extra={"machine": machine, "object": digest})
+        finally:
+            waiting = sorted(line.pulls.pop(digest))  # also if this run of the dispatcher ends
+        if error is not None:
+            for what in [*waiting, digest]:
                 self._failed(line, what, error)
             return
         line.pauses.pop(digest, None)
-        waiting = sorted(line.pulls.pop(digest))
         self._observations.image_came(machine, digest)
         if self._lines.get(machine) is line:
             for task in waiting:

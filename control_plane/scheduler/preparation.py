@@ -57,5 +57,8 @@ class PreparedMachines:
             self._until.pop(machine, None)
             fields = {"machine": machine, "reason": str(e)}
             log.info("machine could not be prepared in advance", extra=fields)
+        except Exception:  # else it would end the rounds of all jobs
+            self._until.pop(machine, None)
+            log.exception("machine could not be prepared in advance", extra={"machine": machine})
         finally:
             self._taking.discard(machine)

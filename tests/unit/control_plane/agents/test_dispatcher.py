@@ -52,6 +52,9 @@ class Agent:
             self.bench.reboots.discard(self.machine)
             self.bench.observations.observation(self.machine).boot_id = "another"
             raise Unreachable(f"cannot reach {self.machine}")
+        if self.machine in self.bench.broken:
+            self.bench.broken.discard(self.machine)
+            raise RuntimeError("a fault of the program")
         return await find_image(pull.digest)
 
     async def close(self) -> None:
@@ -85,6 +88,8 @@ class Bench:
         self.reboots: set[str] = set()
         """Machines whose next pull fails at the moment at which the control plane observes another
         boot."""
+        self.broken: set[str] = set()
+        """Machines whose next pull fails with an error that no code expects."""
         self.closed: list[str] = []
         self.done: dict[tuple[str, str], float] = {}
         self.wanted: dict[tuple[str, str], api.TaskSpec | Stop] = {}
@@ -92,6 +97,7 @@ class Bench:
         self.observations: Observations
         self.broker: Brokers
         self.dispatcher: Dispatcher
+        self.loop: asyncio.Task[None]
 
     @asynccontextmanager
     async def running(self, machines: list[str], **settings):
@@ -106,11 +112,11 @@ class Bench:
             pool = AgentPool(lambda record: Agent(self, record.machine))
             self.dispatcher = Dispatcher(region, pool, find_image)
             self.dispatcher.wanted = lambda machine, task: self.wanted.get((machine, task))
-            loop = asyncio.create_task(self.dispatcher.run(lambda: 1))
+            self.loop = asyncio.create_task(self.dispatcher.run(lambda: 1))
             await RUNTIME.sleep(0)
             yield self
-            loop.cancel()
-            await asyncio.wait([loop])
+            self.loop.cancel()
+            await asyncio.wait([self.loop])
 
     def list_(self, machine: str) -> None:
         """Make the control plane observe a machine in its present boot, without tasks or images."""
@@ -344,6 +350,43 @@ def test_a_failure_that_does_not_repeat_is_forgotten():
             bench.wanted.clear()
             await RUNTIME.sleep(200)
             assert bench.dispatcher._lines == {}
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-CP145")
+def test_an_unexpected_error_of_a_pull_stops_no_other_command():
+    """The dispatcher logs it and tries again; commands to other machines continue."""
+
+    async def main() -> None:
+        async with Bench().running(["m1", "m2"]) as bench:
+            bench.broken = {"m1"}
+            bench.has_image("m2")
+            bench.start("m1", "a-0")
+            await RUNTIME.sleep(1)
+            bench.start("m2", "b-0")
+            await RUNTIME.sleep(120)
+            assert set(bench.done) == {("m1", "a-0"), ("m2", "b-0")}
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-CP145")
+def test_a_pull_that_a_restart_of_the_dispatcher_cut_off_begins_again():
+    """A task waits for its image only while that is pulled."""
+
+    async def main() -> None:
+        async with Bench().running(["m1"]) as bench:
+            bench.pull_s = {IMAGE: 5.0}
+            bench.start("m1", "a-0")
+            await RUNTIME.sleep(1)
+            bench.loop.cancel()
+            await asyncio.wait([bench.loop])
+            bench.loop = asyncio.create_task(bench.dispatcher.run(lambda: 1))
+            await RUNTIME.sleep(0)
+            bench.start("m1", "a-0")
+            await RUNTIME.sleep(30)
+            assert ("m1", "a-0") in bench.done
 
     run(main())
 
