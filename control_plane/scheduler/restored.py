@@ -96,15 +96,18 @@ class RestoredStore:
         async with self._lock:
             if self._noted is None or not self.waits:
                 raise Conflict("no restored store waits for a release")
-            noted = replace(self._noted, released_at=self._region.runtime.wall(), released_by=by)
-            compare = {RESTORED: self._revision}
-            self._revision = await self._store.txn(compare, [Put(RESTORED, encode(noted))])
-            self._noted = noted
+            await self.load()  # an earlier release may be stored although its answer was lost
+            if self.waits:
+                at = self._region.runtime.wall()
+                noted = replace(self._noted, released_at=at, released_by=by)
+                compare = {RESTORED: self._revision}
+                self._revision = await self._store.txn(compare, [Put(RESTORED, encode(noted))])
+                self._noted = noted
             log.warning(
                 "the control plane acts on the restored store from now on", extra={"by": by}
             )
             self.begin()
-            return noted
+            return self._noted
 
     def let_go(self, machine: str, task: str) -> None:
         """Stop a task that the copy of the store does not contain.
