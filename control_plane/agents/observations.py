@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -23,8 +24,12 @@ from control_plane.runtime.table import ignore
 
 PROFILE = "profile"
 """The subject of a refusal that is about no task and no image."""
+_KEPT = 1_000
+"""Confirmed stops and refusals that are kept of one machine; one that is missing costs a command
+that its agent answers again."""
 _NO_PROFILE = ProfileStatus()
 _NO_HOME = frozenset[str]()
+T = TypeVar("T")
 Changed = Callable[[str], None]
 """Called with a machine."""
 OneChanged = Callable[[str, str], None]
@@ -240,7 +245,7 @@ class Observations:
         """Record that the agent accepted a stop, or (`gone`) that it knows no such task."""
         self.record_contact(machine)
         observation = self.observation(machine)
-        observation.stopped[task] = max(generation, observation.stopped.get(task, 0))
+        _put(observation.stopped, task, max(generation, observation.stopped.get(task, 0)))
         observation.refused.pop(task, None)
         if gone:
             observation.tasks.pop(task, None)
@@ -257,7 +262,9 @@ class Observations:
 
     def image_came(self, machine: str, digest: str) -> None:
         """Record that a machine has an image."""
-        self.observation(machine).images |= {digest}
+        observation = self.observation(machine)
+        observation.images |= {digest}
+        observation.refused.pop(digest, None)
         self._one_changed(machine, digest)
 
     def refused(self, machine: str, task: str, reason: str, *, doubtful: bool) -> None:
@@ -266,7 +273,7 @@ class Observations:
         It was about a task, an image or `PROFILE`.
         """
         observation = self.observation(machine)
-        observation.refused[task] = reason
+        _put(observation.refused, task, reason)
         if task == PROFILE and not doubtful:
             observation.profile_refusals += 1
         observation.doubtful = observation.doubtful or doubtful
@@ -324,6 +331,13 @@ class Observations:
             excused=excused(record, now),
             returning=returning(record, now),
         )
+
+
+def _put(known: dict[str, T], key: str, value: T) -> None:
+    """Set a value, and drop the oldest entry if there are too many."""
+    known[key] = value
+    if len(known) > _KEPT:
+        del known[next(iter(known))]
 
 
 def _is_ready(record: MachineRecord, observation: Observation) -> bool:
