@@ -32,11 +32,11 @@ class Agent:
     def __init__(self, bench: Bench, machine: str) -> None:
         self.bench, self.machine = bench, machine
 
-    async def _answer(self, what: str) -> None:
+    async def _answer(self, subject: str) -> None:
         await RUNTIME.sleep(self.bench.answer_s.get(self.machine, 0.01))
         if self.machine in self.bench.silent:
             raise Unreachable(f"cannot reach {self.machine}")
-        self.bench.done[(self.machine, what)] = RUNTIME.now()
+        self.bench.done[(self.machine, subject)] = RUNTIME.now()
 
     async def put_task(self, task: str, spec: api.TaskSpec) -> api.TaskStatus:
         await self._answer(task)
@@ -185,8 +185,8 @@ def test_thirty_slow_agents_delay_no_other():
             bench.has_image(*slow, *quick)
             bench.answer_s = dict.fromkeys(slow, 9.0)
             for machine in slow:
-                for number in range(10):
-                    bench.start(machine, f"a-{number}")
+                for term in range(10):
+                    bench.start(machine, f"a-{term}")
             await RUNTIME.sleep(0.1)
             began = RUNTIME.now()
             for machine in quick:
@@ -205,8 +205,8 @@ def test_commands_beyond_those_in_flight_follow_although_the_agent_is_slow():
         async with Bench().running(["m0"]) as bench:
             bench.has_image("m0")
             bench.answer_s = {"m0": 5.0}
-            for number in range(9):
-                bench.start("m0", f"a-{number}")
+            for term in range(9):
+                bench.start("m0", f"a-{term}")
             await RUNTIME.sleep(30)
             return len(bench.done)
 
@@ -220,8 +220,8 @@ def test_a_second_copy_is_removed_before_a_large_job_is_stopped():
     async def main() -> tuple[float, float, float]:
         machines = [f"m{n}" for n in range(40)]
         async with Bench().running(machines) as bench:
-            for number in range(400):
-                bench.stop(machines[number % 40], f"big-{number}", "batch")
+            for term in range(400):
+                bench.stop(machines[term % 40], f"big-{term}", "batch")
             await RUNTIME.sleep(1.0)
             began = RUNTIME.now()
             bench.stop("m7", "small-0", "front")
@@ -245,8 +245,8 @@ def test_a_start_waits_for_no_image_of_another_task():
         async with Bench().running(["m1"]) as bench:
             bench.has_image("m1")
             bench.pull_s = {IMAGE_2: 600.0}
-            for number in range(8):
-                bench.start("m1", f"a-{number}", IMAGE_2)
+            for term in range(8):
+                bench.start("m1", f"a-{term}", IMAGE_2)
             bench.start("m1", "b-0")
             await RUNTIME.sleep(700)
             return bench.done
@@ -303,8 +303,8 @@ def test_a_stop_that_became_a_start_while_it_waited_stops_nothing():
     async def main() -> list[tuple[str, str]]:
         async with Bench().running(["m1"], destructive_burst=1, destructive_per_s=0.1) as bench:
             bench.has_image("m1")
-            for number in range(3):
-                bench.stop("m1", f"a-{number}", "e")
+            for term in range(3):
+                bench.stop("m1", f"a-{term}", "e")
             await RUNTIME.sleep(1)
             bench.wanted["m1", "a-1"] = a_spec()
             del bench.wanted["m1", "a-2"]
@@ -326,12 +326,12 @@ def test_work_waiting_for_a_removed_machine_is_dropped():
             bench.start("m1", "a-0")
             bench.start("m2", "a-1")
             await RUNTIME.sleep(1)
-            assert list(bench.dispatcher._lines) == ["m1"]  # its pause
+            assert list(bench.dispatcher._queues) == ["m1"]  # its pause
             record = bench.broker.table.get("m1")
             bench.dispatcher._machine_changed("m1", record, None)
             bench.wanted.clear()
             await RUNTIME.sleep(1000)
-            assert bench.dispatcher._lines == {}
+            assert bench.dispatcher._queues == {}
             assert bench.closed == ["m1"]
 
     run(main())
@@ -349,7 +349,7 @@ def test_a_failure_that_does_not_repeat_is_forgotten():
             await RUNTIME.sleep(1)
             bench.wanted.clear()
             await RUNTIME.sleep(200)
-            assert bench.dispatcher._lines == {}
+            assert bench.dispatcher._queues == {}
 
     run(main())
 
@@ -387,6 +387,23 @@ def test_a_pull_that_a_restart_of_the_dispatcher_cut_off_begins_again():
             bench.start("m1", "a-0")
             await RUNTIME.sleep(30)
             assert ("m1", "a-0") in bench.done
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-CP145")
+def test_stops_that_wait_for_the_rate_limit_continue_after_a_restart_of_the_dispatcher():
+    async def main() -> None:
+        async with Bench().running(["m1"], destructive_per_s=0.1, destructive_burst=1) as bench:
+            bench.stop("m1", "a-0", "e")
+            bench.stop("m1", "a-1", "e")
+            await RUNTIME.sleep(1)
+            assert ("m1", "a-1") not in bench.done
+            bench.loop.cancel()
+            await asyncio.wait([bench.loop])
+            bench.loop = asyncio.create_task(bench.dispatcher.run(lambda: 1))
+            await RUNTIME.sleep(30)
+            assert ("m1", "a-1") in bench.done
 
     run(main())
 
