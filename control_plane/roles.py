@@ -328,7 +328,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             loops.start("leadership", self.processes.wait_replaced)
         loops.start("date", self._anchor.run, Failing.RESTARTS)
         self.restored.begin = lambda: self._start_commanding(loops)
-        if not self.restored.waits:
+        if not self.restored.needs_release:
             self._start_commanding(loops)
         loops.start("health", self._checker.run)
         loops.start("age of the store", self._checker.restored.wait)

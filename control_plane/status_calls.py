@@ -64,7 +64,11 @@ class StatusCalls:
         if trouble := self._loops.trouble():
             return Liveness(ok=False, detail=trouble)
         alarm = f"{len(self.quarantined)} damaged records are set aside" * bool(self.quarantined)
-        details = [self.restored.words(), self._checker.restored.words(), self._checker.held.brake]
+        details = [
+            self.restored.describe_wait(),
+            self._checker.restored.words(),
+            self._checker.held.brake,
+        ]
         details += [alarm, self.rebalancer.alarm()]
         return Liveness(ok=True, detail="; ".join(filter(None, details)))
 
@@ -98,7 +102,11 @@ class StatusCalls:
         held = (LimitName.STOPS, LimitName.CAPPED_MOVES, LimitName.CAPACITY, LimitName.MARK_DOWN)
         limits = self.limits.views(self._runtime.now()).limits
         reasons = (f"limit {v.name}: {v.reason}" for v in limits if v.name in held and v.reason)
-        states = (self.restored.words(), self._checker.restored.words(), self._checker.held.brake)
+        states = (
+            self.restored.describe_wait(),
+            self._checker.restored.words(),
+            self._checker.held.brake,
+        )
         return next(filter(None, (*states, *reasons)), "")
 
     # -- lookups for access control

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from agent.api import ProfileSpec, TaskSpec
 from control_plane.agents.core.commands import Command, Stop
-from control_plane.agents.core.seen import is_empty
+from control_plane.agents.core.observed import is_empty
 from control_plane.agents.core.stop_queue import QueuePlace, StopQueue
 from control_plane.agents.machine_queue import CALLS_MAX, PAUSE_MAX_S, MachineQueue, Pause
 from control_plane.agents.observations import PROFILE

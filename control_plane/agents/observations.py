@@ -13,7 +13,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from agent.api import MachineFacts, ProfileState, ProfileStatus, TaskStatus
-from control_plane.agents.core.seen import SeenMachine
+from control_plane.agents.core.observed import ObservedMachine
 from control_plane.agents.ports import KnownMachines
 from control_plane.agents.protocol import EventStream
 from control_plane.api.machines import MachineRecord, MachineState
@@ -103,7 +103,7 @@ class Observations:
         self._observations: BigMap[Observation] = BigMap()
         self.restored = 0
         """The term in which the store was restored from a copy; 0: it never was."""
-        self.let_go: dict[str, set[str]] = {}
+        self.released_tasks: dict[str, set[str]] = {}
         """Machine → tasks that the restored store lacks, and that may be stopped."""
         self._listeners: list[Changed] = []
         self._listeners_of_one: list[OneChanged] = []
@@ -136,7 +136,7 @@ class Observations:
 
     def view(
         self, pools: Mapping[str, str], machines: Iterable[str], now: float
-    ) -> dict[str, SeenMachine]:
+    ) -> dict[str, ObservedMachine]:
         """Return machines by name, as the scheduler sees them.
 
         `pools`: entitlement → its pool, of all versions that tasks of the job may run.
@@ -304,11 +304,11 @@ class Observations:
 
     def _seen(
         self, record: MachineRecord, homes: Mapping[str, frozenset[str]], now: float, steady: float
-    ) -> SeenMachine:
+    ) -> ObservedMachine:
         observation = self.observation(record.machine)
         up = record.state is MachineState.UP
         is_in_contact = up and observation.answering
-        seen = SeenMachine(
+        seen = ObservedMachine(
             up=up,
             answering=observation.answering,
             ready=is_in_contact and _is_ready(record, observation),

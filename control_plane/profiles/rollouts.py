@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.api import Health, ProfileStatus, TaskState
 from agent.api import ProfileState as Proof
-from control_plane.agents.core.seen import is_empty
+from control_plane.agents.core.observed import is_empty
 from control_plane.agents.region import Region
 from control_plane.api.capacity import EntitlementRecord
 from control_plane.api.machine_commands import BeginEvent, EndEvents, WantProfile

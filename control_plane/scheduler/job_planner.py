@@ -1,4 +1,4 @@
-"""Answers owners before and instead of acting: what would happen, and why it does not."""
+"""Plans changes of jobs without making them, and explains why tasks wait."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from control_plane.api.plans import JobExplanation, JobPlan, PlannedTask, Spread
 from control_plane.broker.core.assignment import FREE
 from control_plane.runtime.table import Table
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.decision import Seen
-from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.decision import DecisionInput
+from control_plane.scheduler.core.operations import is_being_removed
 from control_plane.scheduler.core.rollout import is_quiet, wanted_tasks
 from control_plane.scheduler.core.rollout_progress import postponed
-from control_plane.scheduler.core.sizing import remaining
-from control_plane.scheduler.core.volume_pinning import kept_notes
+from control_plane.scheduler.core.sizing import remaining_tasks
+from control_plane.scheduler.core.volume_pinning import volume_notes
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.scheduler import Scheduler
@@ -39,14 +39,14 @@ class JobPlanner:
     def __init__(
         self,
         jobs: Table[JobRecord],
-        placing: Placements,
+        placements: Placements,
         control: JobControl,
         scheduler: Scheduler,
     ) -> None:
         self._scheduler, self._runtime = scheduler, scheduler.runtime
         self._jobs = jobs
-        self._placements = placing
-        self._index = placing.index
+        self._placements = placements
+        self._index = placements.index
         self._control = control
 
     async def plan(self, spec: JobSpec, writer: str = "") -> JobPlan:
@@ -109,7 +109,7 @@ class JobPlanner:
             reasons = []
         uneven = await self._uneven(record)
         volumes = await self._runtime.compute(
-            len(record.tasks), kept_notes, record, self._jobs.find
+            len(record.tasks), volume_notes, record, self._jobs.find
         )
         await self._runtime.checkpoint(answers=True)
         return JobExplanation(
@@ -138,8 +138,8 @@ class JobPlanner:
         """Return what will change, the tasks without a machine, and why; see `plan_final`."""
         claims, over = self._index.claims.get(record.name), self._placements.evened(record)
         copied = claims.copy() if claims is not None else ()  # a thread reads it, perhaps
-        seen = Seen({}, Moment(0.0, 0.0), claims=copied, evened=over)
-        tasks = await self._runtime.compute(len(record.tasks), remaining, record, seen)
+        inputs = DecisionInput({}, Moment(0.0, 0.0), claims=copied, evened=over)
+        tasks = await self._runtime.compute(len(record.tasks), remaining_tasks, record, inputs)
         return await self._placements.plan_final(record, tasks)
 
     def _update_note(self, record: JobRecord, *, has_waiting: bool) -> str:
@@ -208,7 +208,9 @@ class JobPlanner:
 def _places(record: JobRecord, claims: Iterable[Claim]) -> tuple[list[int], list[SpreadBin]]:
     """Return the tasks of a job that wait for a machine, and where the others are."""
     staying = [
-        task for task in record.tasks if not (record.stopping or is_going(task) or task.extra)
+        task
+        for task in record.tasks
+        if not (record.stopping or is_being_removed(task) or task.extra)
     ]
     here = {task.index for task in staying}
     waiting = [t.index for t in staying if t.placement is None or t.phase == "lost"]

@@ -1,8 +1,7 @@
-"""Machines that verify a pool's profile before a task moves to them (HP15).
+"""Takes free machines in advance, so that they verify a profile before a task moves there (HP15).
 
-A move for a better spread can wait: the task serves where it is until there is a machine
-where it can start at once. A free machine is taken for that. If no task moves there after all,
-the machine is given back like any other.
+A move for a better spread can wait: the task serves where it is until there is a machine where it
+can start at once. If no task moves to the taken machine, it is given back like any other.
 """
 
 from __future__ import annotations

@@ -38,10 +38,10 @@ class SurgeBuffer:
         others = sum(extras.values()) - extras.get(record.name, 0)
         return max(0, entitlement.surge_tasks - others)
 
-    def decided(
+    def reserve(
         self,
         before: JobRecord,
-        made: Decision,
+        decision: Decision,
         entitlement: EntitlementSpec | None,
         left_before: int | None,
     ) -> None:
@@ -51,7 +51,7 @@ class SurgeBuffer:
         a while. Raises `Conflict` if the decision adds extra tasks, and other jobs changed theirs
         meanwhile. Extra tasks of an earlier decision that was not stored no longer count.
         """
-        record = made.record
+        record = decision.record
         wanted, stored = _extras_of(record), _extras_of(before)
         if wanted > stored and self.left(before, entitlement) != left_before:
             raise Conflict(
@@ -60,7 +60,7 @@ class SurgeBuffer:
                 hint="it is retried",
             )
         waiting = self._waiting[record.spec.entitlement]
-        if made.waits_for_surge:
+        if decision.waits_for_surge:
             waiting.setdefault(record.name)
         else:
             waiting.pop(record.name, None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from agent.api import TaskStatus
-from control_plane.agents.core.restored import is_of_before
+from control_plane.agents.core.restored import predates_restore
 from control_plane.api.jobs import Placement
 
 
@@ -40,7 +40,7 @@ def unknown_tasks(
     tasks: Mapping[str, TaskStatus],
     known: Set[str],
     restored: int = 0,
-    let_go: Set[str] = frozenset(),
+    released: Set[str] = frozenset(),
 ) -> list[str]:
     """Return those of a machine's tasks that are ours and that no record places there.
 
@@ -55,5 +55,5 @@ def unknown_tasks(
         if status.epoch
         and status.job
         and name not in known
-        and (name in let_go or not is_of_before(status, restored))
+        and (name in released or not predates_restore(status, restored))
     ]

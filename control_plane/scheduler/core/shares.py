@@ -1,14 +1,13 @@
-"""The limit on what the jobs of a reservation may want together: the worth of its own quota.
+"""Limits what the jobs of a reservation may request together, by its own quota.
 
-Reservations on one entitlement run on the same machines (MO16), so the machines of each
-cannot be counted: one small task on every machine would use up a whole quota. Instead,
-the wants of its jobs are added up by resource: a task that claims half of the
-memory of a machine needs half a machine by memory, on the kind of machine where that is
-least. Tasks that fit on the quota's machines together need at most the quota by any
-resource, so no job is refused that could have been placed on them.
+Reservations on one entitlement run on the same machines (MO16), so the machines of each cannot be
+counted: one small task on every machine would use up a whole quota. Instead, the requests of its
+jobs are added up by resource. A task that claims half of the memory of a machine needs half a
+machine by memory, on the kind of machine where that part is least. Tasks that fit on the quota's
+machines together need at most the quota by any resource. So no job is refused that fits there.
 
-The limit applies to what is wanted, and is checked when that grows. So it does not depend on which
-machines are chosen, and making a quota smaller ends no running task.
+The limit is checked when a job requests more than before. So it does not depend on which machines
+are chosen, and a smaller quota ends no running task.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def check_share(
 
 
 class _Shares:
-    """The quotas of one entitlement, and what jobs are worth in their units."""
+    """The quotas of one entitlement, and what jobs need in their units."""
 
     def __init__(
         self, name: str, specs: Mapping[str, EntitlementSpec], machines: Sequence[Machine]

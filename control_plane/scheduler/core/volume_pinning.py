@@ -11,7 +11,7 @@ from control_plane.api.operations import OperationKind
 FindJob = Callable[[str], JobRecord | None]
 
 
-def kept_notes(record: JobRecord, find: FindJob) -> list[str]:
+def volume_notes(record: JobRecord, find: FindJob) -> list[str]:
     """Describe where the volumes of a job's tasks are: first in general, then task by task.
 
     Empty for a job without persistent or shared volumes.

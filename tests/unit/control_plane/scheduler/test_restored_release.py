@@ -56,12 +56,12 @@ def test_a_release_whose_answer_was_lost_can_be_repeated(is_made: bool):
             store.loses = [is_made]
             with pytest.raises(UnknownOutcome):
                 await restored.release("alice")
-            assert restored.waits
+            assert restored.needs_release
             assert begun == []
             released = await restored.release("bob")
             assert released.released_by == ("alice" if is_made else "bob")
             assert begun == ["begun"]
-            assert not restored.waits
+            assert not restored.needs_release
             with pytest.raises(Conflict):
                 await restored.release("bob")
             assert begun == ["begun"]

@@ -11,7 +11,7 @@ from control_plane.api.updates import UpdatePolicy
 from control_plane.runtime import runtime
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decision import Decision
-from control_plane.scheduler.core.operations import Ledger
+from control_plane.scheduler.core.operations import OperationLedger
 from control_plane.scheduler.surge_buffer import SurgeBuffer
 
 pytestmark = pytest.mark.behaviour("SC21", "JC12")
@@ -94,7 +94,7 @@ def a_decision(name: str, *, extras: int, waits: bool = False) -> Decision:
     tasks = [a_task(0), *(a_task(1 + n, extra=True) for n in range(extras))]
     spec = a_job(1, name=name, update=ALWAYS)
     record = JobRecord(name=name, spec=spec, version=1, specs={1: spec}, tasks=tasks)
-    ledger = Ledger(record, Moment(0.0, 0.0))
+    ledger = OperationLedger(record, Moment(0.0, 0.0))
     return Decision(record, ledger, waits_for_surge=waits)
 
 
@@ -104,9 +104,9 @@ def test_an_extra_task_that_was_not_stored_does_not_count():
     jobs, woken = Listeners(), list[str]()
     buffer, entitlement = SurgeBuffer(jobs, woken.append), EntitlementSpec(surge_tasks=1)
     first, other = a_decision("a", extras=0), a_decision("b", extras=0, waits=True)
-    buffer.decided(first.record, a_decision("a", extras=1), entitlement, 1)
+    buffer.reserve(first.record, a_decision("a", extras=1), entitlement, 1)
     assert buffer.left(other.record, entitlement) == 0
-    buffer.decided(other.record, other, entitlement, 0)
-    buffer.decided(first.record, a_decision("a", extras=0), entitlement, 1)
+    buffer.reserve(other.record, other, entitlement, 0)
+    buffer.reserve(first.record, a_decision("a", extras=0), entitlement, 1)
     assert buffer.left(other.record, entitlement) == 1
     assert woken == ["b"]

@@ -10,7 +10,7 @@ from agent.api import TaskState, TaskStatus
 from control_plane.api.machines import UnavailabilityEvent
 
 
-class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class ObservedMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A machine of a job, as its agent and the broker last reported it.
 
     A round of a job makes one for each of its machines: a dataclass takes four times as long.
@@ -59,7 +59,7 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.homes is None or entitlement in self.homes
 
 
-View = Mapping[str, SeenMachine]
+View = Mapping[str, ObservedMachine]
 
 
 def is_empty(tasks: Mapping[str, TaskStatus]) -> bool:
