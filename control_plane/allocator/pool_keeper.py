@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 5.0
 """The longest time between two rounds."""
 _CLOCK_S = 1.0
-"""The shortest time between two calls of `Allocator.look_at_clock`."""
+"""The shortest time between two calls of `Allocator.update_with_time`."""
 _PAUSE_S = 0.02
 """Pause after each round, which bounds the number of rounds during many changes."""
 
@@ -78,7 +78,7 @@ class PoolKeeper:
             self._empty[machine.name] = now
         self._wake.set()
 
-    def look_at(self, pool: str) -> None:
+    def watch_pool(self, pool: str) -> None:
         """Check all machines of a pool that came to this shard."""
         for record in self._broker.held(pool):
             self._look_soon(record.machine)
@@ -95,7 +95,7 @@ class PoolKeeper:
         now = self._runtime.now()
         if now - self._looked_at >= _CLOCK_S:
             self._looked_at = now
-            await self._allocator.look_at_clock()
+            await self._allocator.update_with_time()
         over: dict[str, bool] = {}
         """Pool → whether it holds more than its quota."""
         for name, since in list(self._empty.items()):

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping
 
-from control_plane.allocator.core.ledger import Ledger
+from control_plane.allocator.core.ledger import PromiseLedger
 from control_plane.allocator.core.machine_pools import Bucket, Machine
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.broker.core.assignment import FREE
@@ -30,8 +30,8 @@ class PromiseKeeper:
     """Distributes the rest of all quotas over the free machines after each change of either.
 
     In a region of many pools these sums run in small steps on a copy, concurrently to other work.
-    Until they are done, and whenever they are old, a `Ledger` bounds the machines that may be
-    taken. Its bound may be lower than necessary, but never too high.
+    Until they are done, and whenever they are old, a `PromiseLedger` bounds the machines that may
+    be taken. Its bound may be lower than necessary, but never too high.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PromiseKeeper:
         """How often sums were begun. If several run, only the last one counts."""
         self._promises: Promises | None = None
         """The last sums; None if something changed since then."""
-        self._ledger: Ledger | None = None
+        self._ledger: PromiseLedger | None = None
         """None if all pools may use the same kinds of machines."""
         self._kinds: list[MachineClass] = []
         self._limits: dict[str, Limits] = {}
@@ -87,7 +87,7 @@ class PromiseKeeper:
 
     async def load(self) -> None:
         """Do the sums once at a start, so that no pool is refused because they are missing."""
-        changed = list(self._index.take_moves().items())
+        changed = list(self._index.take_bucket_growth().items())
         for first in range(0, len(changed), _BUCKETS):
             self._count_in(changed[first : first + _BUCKETS])
             await self._runtime.checkpoint()
@@ -101,7 +101,7 @@ class PromiseKeeper:
             await self._renew()
             if self._refused:
                 self._refused = False
-                self._index.loosened()
+                self._index.note_gain()
             await self._runtime.sleep(_REST_S)
 
     async def _renew(self) -> None:
@@ -141,7 +141,7 @@ class PromiseKeeper:
     def _is_new(self) -> bool:
         return not self._outdated and (self._promises is not None or self._ledger is None)
 
-    def _found(self, pool: str, ledger: Ledger) -> Limits:
+    def _found(self, pool: str, ledger: PromiseLedger) -> Limits:
         if self._promises is not None:
             spare = self._promises.spare(pool)
             return {kind: spare.get(kind, 0) for kind in self._kinds}
@@ -156,7 +156,7 @@ class PromiseKeeper:
 
     def _follow(self) -> None:
         """Record which machines changed pools."""
-        if changed := self._index.take_moves():
+        if changed := self._index.take_bucket_growth():
             self._count_in(changed.items())
 
     def _count_in(self, changed: Iterable[tuple[Bucket, int]]) -> None:
@@ -176,8 +176,8 @@ class PromiseKeeper:
         self._promises = None
         self._limits = {}
         if self._ledger is not None:
-            self._ledger.follow(moves)
-            self._outdated = self._outdated or not self._ledger.is_true
+            self._ledger.record_moves(moves)
+            self._outdated = self._outdated or not self._ledger.is_valid
 
     def _sums(self, quotas: Mapping[str, Quota]) -> Generator[None, None, None]:
         """Do the sums on the present state; later changes are followed afterwards."""
@@ -216,11 +216,11 @@ class PromiseKeeper:
         """Use new sums, corrected by the changes since they were begun."""
         self._promises, self._kinds, self._limits = promises, kinds, {}
         self._outdated = self._overtaken
-        self._ledger = Ledger(promises.shares()) if promises is not None else None
+        self._ledger = PromiseLedger(promises.shares()) if promises is not None else None
         if self._ledger is not None and self._since:
             self._promises = None
-            self._ledger.follow(self._since)
-            self._outdated = self._outdated or not self._ledger.is_true
+            self._ledger.record_moves(self._since)
+            self._outdated = self._outdated or not self._ledger.is_valid
 
     def _without_aside(
         self, pool: str, held: Mapping[MachineClass, int] | None

@@ -137,7 +137,7 @@ class Quotas:
         def reserved(there: Machine | Bucket, suits: Callable[[Demand], bool]) -> str:
             for other in before:
                 if suits(other.demand) and self.allows(other.pool, there):
-                    self.waiting.yielded(request.job)
+                    self.waiting.note_yielded(request.job)
                     return f"reserved for entitlement {other.pool}, which has a higher priority"
             return ""
 

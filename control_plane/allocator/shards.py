@@ -51,7 +51,7 @@ class Shards:
         """Add an allocator."""
         self._members.append(member)
         if self.power is not None:
-            self.power.listen(member.index.loosened)
+            self.power.listen(member.index.note_gain)
         self.quotas_changed()
 
     def leave(self, member: Member) -> None:
@@ -59,7 +59,7 @@ class Shards:
         if member in self._members:
             self._members.remove(member)
             if self.power is not None:
-                self.power.unlisten(member.index.loosened)
+                self.power.unlisten(member.index.note_gain)
             self._drop([name for name, (by, _) in self._taking.items() if by is member])
             self.quotas_changed()
 

@@ -139,7 +139,7 @@ class Waiting:
             self._forget_demand(job, known.request)
             self.served()
 
-    def yielded(self, job: str) -> None:
+    def note_yielded(self, job: str) -> None:
         """Record that a job did not get a machine because other jobs have precedence."""
         self._refused.add(job)
 

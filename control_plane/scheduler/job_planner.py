@@ -136,9 +136,9 @@ class JobPlanner:
         self, record: JobRecord
     ) -> tuple[Change, tuple[int, ...], tuple[str, ...]]:
         """Return what will change, the tasks without a machine, and why; see `plan_final`."""
-        claims, over = self._index.claims.get(record.name), self._placements.evened(record)
+        claims, over = self._index.claims.get(record.name), self._placements.even_spread(record)
         copied = claims.copy() if claims is not None else ()  # a thread reads it, perhaps
-        inputs = DecisionInput({}, Moment(0.0, 0.0), claims=copied, evened=over)
+        inputs = DecisionInput({}, Moment(0.0, 0.0), claims=copied, even_spread=over)
         tasks = await self._runtime.compute(len(record.tasks), remaining_tasks, record, inputs)
         return await self._placements.plan_final(record, tasks)
 
@@ -156,7 +156,7 @@ class JobPlanner:
 
     async def _uneven(self, record: JobRecord) -> str:
         """Describe where a job has too many tasks, and why they stay; empty: its spread is even."""
-        over, claims = self._placements.evened(record), self._index.claims.get(record.name)
+        over, claims = self._placements.even_spread(record), self._index.claims.get(record.name)
         if over is None or claims is None:
             return ""
         pool = self._index.pool(self._placements.pool_of(record))

@@ -18,13 +18,13 @@ from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.request import (
     Allowance,
-    Back,
     Group,
     Request,
+    UnmovedTask,
     same_claim,
 )
-from control_plane.allocator.core.spread import Repair, Target, Targets, evened
-from control_plane.allocator.core.weighted_spread import Even
+from control_plane.allocator.core.spread import Repair, Target, Targets, even_spread
+from control_plane.allocator.core.weighted_spread import EvenSpread
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, spec_of
 from control_plane.api.policy import Admission
@@ -98,8 +98,8 @@ class Placements:
         """Return a job's present request to the allocator; None: it has no tasks and no claims."""
         if not record.tasks and record.name not in self.index.claims:
             return None
-        request, back = self._request(record, view), self._unmoved(record, view)
-        return dataclasses.replace(request, back=back) if back else request
+        request, unmoved = self._request(record, view), self._unmoved(record, view)
+        return dataclasses.replace(request, unmoved=unmoved) if unmoved else request
 
     def _request(self, record: JobRecord, view: View) -> Request:
         entitlement, known = self.entitlement_of(record), self._requests.get(record.name)
@@ -111,9 +111,9 @@ class Placements:
             self._requests[record.name] = (record, entitlement, request)
         return request
 
-    def evened(self, record: JobRecord) -> Even | None:
+    def even_spread(self, record: JobRecord) -> EvenSpread | None:
         """Return the bins over which a job is to be spread evenly; None: over none."""
-        return evened(preferences_of(record.spec, self.entitlement_of(record)))
+        return even_spread(preferences_of(record.spec, self.entitlement_of(record)))
 
     async def repairs(self, record: JobRecord, view: View) -> tuple[Repair, ...]:
         """Return a few moves that make a job's spread more even; changes nothing.
@@ -127,7 +127,7 @@ class Placements:
             return ()
         return await self.allocator.repairs(self._request(record, view), most)
 
-    def _unmoved(self, record: JobRecord, view: View) -> tuple[Back, ...]:
+    def _unmoved(self, record: JobRecord, view: View) -> tuple[UnmovedTask, ...]:
         """Return the tasks that stay on their machine but are claimed on another one.
 
         Their move was allocated, but the job's record was not written. Then the machine that
@@ -137,20 +137,20 @@ class Placements:
         if claims is None:
             return ()
         machines, pools = claims.machines, self.pools_of(record)
-        elsewhere: list[tuple[Back, str | None]] = []
+        elsewhere: list[tuple[UnmovedTask, str | None]] = []
         for task in record.tasks:
             claimed = machines[task.index] if task.index < len(machines) else None
             if claimed is None or task.placement is None:
                 continue
             if claimed.name != task.placement.machine:
-                back = Back(task.index, task.placement.machine, task.placement.ports)
-                elsewhere.append((back, pools.get(spec_of(record, task).entitlement)))
+                unmoved = UnmovedTask(task.index, task.placement.machine, task.placement.ports)
+                elsewhere.append((unmoved, pools.get(spec_of(record, task).entitlement)))
         moving = {task.index for task in tasks_to_place(record, view)} if elsewhere else ()
         return tuple(
-            back
-            for back, pool in elsewhere
-            if back.task not in moving
-            and (machine := self.index.machines.get(back.machine)) is not None
+            unmoved
+            for unmoved, pool in elsewhere
+            if unmoved.task not in moving
+            and (machine := self.index.machines.get(unmoved.machine)) is not None
             and machine.pool == pool
         )
 

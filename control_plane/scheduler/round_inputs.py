@@ -104,7 +104,7 @@ class RoundInputs:
             view,
             now,
             claims=claims or (),
-            evened=self._placements.evened(record),
+            even_spread=self._placements.even_spread(record),
             repairs=tuple(repair.task for repair in repairs),
             answer=answer,
             held_back=self._losses.held_back(record),

@@ -139,12 +139,12 @@ def fits_each(demand: Demand, bucket: Candidate) -> bool:
     )
 
 
-def of_kind(demand: Demand) -> Demand:
+def kind_demand(demand: Demand) -> Demand:
     """Return a demand without requirements that only single machines determine."""
-    return as_far_as(demand, _OF_KINDS)
+    return restricted_to(demand, _OF_KINDS)
 
 
-def as_far_as(demand: Demand, known: frozenset[str]) -> Demand:
+def restricted_to(demand: Demand, known: frozenset[str]) -> Demand:
     """Return a demand without the requirements that these properties cannot exclude."""
     requires: list[Term] = []
     for term in demand.requires:

@@ -98,7 +98,7 @@ class Bucket(MachinesByClass[Machine]):
 
     __slots__ = ("_cells", "_no_fit_cache", "gain", "memo", "most_disk", "place", "pool", "size")
     name = blocked = ""
-    is_apart = False
+    has_own_bins = False
 
     def __init__(self, pool: Pool, capacity: Capacity, place: Place) -> None:
         """Make an empty bucket for machines of this class and MSB."""
@@ -248,19 +248,21 @@ _FEW = 16
 class Cell:
     """Machines of a bucket that also share the rack, labels and capabilities; or one machine."""
 
-    __slots__ = ("_all", "bucket", "capacity", "is_apart", "machines", "name", "place", "size")
+    __slots__ = ("_all", "bucket", "capacity", "has_own_bins", "machines", "name", "place", "size")
     blocked = ""
 
-    def __init__(self, bucket: Bucket, machines: list[Machine], *, is_apart: bool = False) -> None:
-        """`machines` has at least one; `is_apart` marks a single one with its own bins."""
+    def __init__(
+        self, bucket: Bucket, machines: list[Machine], *, has_own_bins: bool = False
+    ) -> None:
+        """`machines` has at least one; `has_own_bins` marks a single one with its own bins."""
         self.bucket = bucket
         self.machines = machines
         self.size = len(machines)
         self._all: frozenset[Machine] = frozenset()
-        self.is_apart = is_apart
+        self.has_own_bins = has_own_bins
         sample = machines[0]
         self.capacity, self.place = sample.capacity, sample.place
-        self.name = sample.name if is_apart else ""
+        self.name = sample.name if has_own_bins else ""
 
     @staticmethod
     def of(bucket: Bucket, cells: list[Cell]) -> Bucket | Cell:
@@ -301,7 +303,7 @@ Part = Bucket | Cell
 """All machines of one bucket, or some."""
 
 
-Kinds = tuple[tuple[Bucket, bool], ...]
+BucketOrder = tuple[tuple[Bucket, bool], ...]
 """Buckets in the order of their use, and whether the machines of each are filled one by one."""
 Binned = Mapping[Bins, Sequence[Part]]
 """Machines of a pool by their bins."""

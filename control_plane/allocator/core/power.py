@@ -46,7 +46,7 @@ class Budget:
 
 
 class Power:
-    """All budgets of a region, and which machines count against them."""
+    """All power budgets of a region, and the machines that count against them."""
 
     def __init__(self, settings: PowerSettings) -> None:
         factor = settings.overcommit

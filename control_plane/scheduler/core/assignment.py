@@ -117,7 +117,7 @@ def _ranks(
 ) -> dict[int, int]:
     """Return the order of removal among tasks of equal cost: from the fullest bins first."""
     surplus = len(staying) - record.spec.tasks
-    if surplus <= 0 or inputs.evened is None:
+    if surplus <= 0 or inputs.even_spread is None:
         return {}
     for cost in (NOWHERE, ILL, SILENT, SERVES):
         alike = [task for task, its in zip(staying, costs, strict=True) if its == cost]
@@ -129,6 +129,6 @@ def _ranks(
     for version in set(versions.values()):
         among = {index for index, its in versions.items() if its == version}
         claims = [claim for claim in inputs.claims if claim.task in among]
-        fullest = fullest_first(claims, inputs.evened, surplus, for_good=True)
+        fullest = fullest_first(claims, inputs.even_spread, surplus, for_good=True)
         ranks |= {index: rank for rank, index in enumerate(fullest)}
     return ranks

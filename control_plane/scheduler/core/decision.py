@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from control_plane.agents.core.observed import View
 from control_plane.allocator.core.claims import Claim
-from control_plane.allocator.core.weighted_spread import OVER_MSBS, Even
+from control_plane.allocator.core.weighted_spread import OVER_MSBS, EvenSpread
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.operations import OperationLedger
@@ -24,7 +24,7 @@ class DecisionInput:
     now: Moment
     claims: Iterable[Claim] = ()
     """The job's claims, with the machines of its tasks."""
-    evened: Even | None = OVER_MSBS
+    even_spread: EvenSpread | None = OVER_MSBS
     """The bins over which the job is spread; None: none."""
     repairs: tuple[int, ...] = ()
     """Tasks whose move makes the spread more even."""

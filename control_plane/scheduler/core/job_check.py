@@ -12,7 +12,7 @@ from agent.api.credentials import contradictions as odd_configuration
 from agent.api.relaxations import TO_BE_ALLOWED
 from agent.api.signing import SIGN_HINT, distrust
 from control_plane.allocator.core.demand import Demand, claiming_cpu, demand_for
-from control_plane.allocator.core.feasibility import Tally, judge, of_kind
+from control_plane.allocator.core.feasibility import Tally, judge, kind_demand
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planned_room import PlannedRoom
 from control_plane.api.capacity import EntitlementSpec
@@ -224,7 +224,7 @@ def _check_capacity(
             )
         )
     errors += _check_overcommit(spec, entitlement)
-    tally = Tally(of_kind(demand_for(spec, entitlement)))
+    tally = Tally(kind_demand(demand_for(spec, entitlement)))
     held = _possible_machines(entitlement, machines)
     for machine in held:
         tally.add(machine, PlannedRoom.whole(machine.capacity))
@@ -249,7 +249,7 @@ def check_quota(
     if entitlement is None or entitlement.machines is None:
         return []
     quota = entitlement.machines + entitlement.borrows
-    demand = of_kind(demand_for(spec, entitlement))
+    demand = kind_demand(demand_for(spec, entitlement))
     most = max(
         (count_fitting(demand, m, spec.tasks) for m in _possible_machines(entitlement, machines)),
         default=0,

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from control_plane.allocator.core.demand import Demand, demand_of
-from control_plane.allocator.core.feasibility import as_far_as, judge
+from control_plane.allocator.core.feasibility import judge, restricted_to
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planned_room import PlannedRoom
 from control_plane.api.capacity import EntitlementSpec
@@ -137,7 +137,7 @@ class _Shares:
         return found
 
     def _of_task(self, spec: JobSpec) -> dict[Need, float]:
-        demand = as_far_as(
+        demand = restricted_to(
             demand_of(spec, self._datacenter, self._requires, self._region), _OF_KIND
         )
         found: dict[Need, float] = {}

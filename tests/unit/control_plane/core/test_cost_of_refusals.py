@@ -252,10 +252,8 @@ def test_a_preference_over_racks_examines_at_most_one_per_task(level, monkeypatc
         count(order, heap, tie)
 
     parted = []
-    bins_of_many = Ranking.bins_of_many
-    monkeypatch.setattr(
-        Ranking, "bins_of_many", lambda r, m: parted.append(m) or bins_of_many(r, m)
-    )
+    common_bins = Ranking.common_bins
+    monkeypatch.setattr(Ranking, "common_bins", lambda r, m: parted.append(m) or common_bins(r, m))
     monkeypatch.setattr(LazyOrder, "_follow", follow)
     for racks in (50, 200):
         index = RegionIndex()
