@@ -23,7 +23,12 @@ from control_plane.agents.ports import KnownMachines
 from control_plane.allocator.commit import Commits
 from control_plane.allocator.core.allocation_record import restoring
 from control_plane.allocator.core.claims import Change
-from control_plane.allocator.core.commit import move_back_change, move_claims_back, refused_machines
+from control_plane.allocator.core.commit import (
+    PendingRequest,
+    move_back_change,
+    move_claims_back,
+    without_terms,
+)
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.region_index import RegionIndex
@@ -50,29 +55,6 @@ STEP = 2_000
 _IN_ADVANCE = "+"
 """Prefix of the job name under which a machine is taken before it has tasks; no job has it."""
 T = TypeVar("T")
-
-
-def _without_terms(request: Request) -> Request:
-    return request
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingRequest:
-    """A request with its conditions, which are evaluated again for each plan."""
-
-    request: Request
-    allowance: Callable[[], Allowance]
-    """Returns the machines that its pool may take now."""
-    profile: str = ""
-    with_terms: Callable[[Request], Request] = _without_terms
-    """Adds the present terms that follow from other jobs."""
-
-    def refused_machines(self, change: Change) -> list[str]:
-        """Return the machines that a plan for this request may no longer use."""
-        request = self.with_terms(self.request)
-        if not change.takes and request is self.request:
-            return []
-        return refused_machines(change, request, self.allowance())
 
 
 @dataclass(slots=True)
@@ -177,7 +159,7 @@ class Allocations:
         request: Request,
         allowance: Callable[[], Allowance],
         profile: str = "",
-        with_terms: Callable[[Request], Request] = _without_terms,
+        with_terms: Callable[[Request], Request] = without_terms,
     ) -> Allocation:
         """Carry out a request; when this returns, the result survives any crash.
 
@@ -189,7 +171,7 @@ class Allocations:
         if (known := self.known(with_terms(request))) is not None:
             return known
         self.counts.misses += 1
-        pending = _PendingRequest(request, allowance, profile, with_terms)
+        pending = PendingRequest(request, allowance, profile, with_terms)
         return await self._turns.run(request.job, lambda: self._allocate(pending))
 
     async def take(
@@ -203,7 +185,7 @@ class Allocations:
         if found is None:
             return False
         change = Change(_IN_ADVANCE + machine, pool, takes=[found])
-        pending = _PendingRequest(Request(change.job, pool), allowance, profile)
+        pending = PendingRequest(Request(change.job, pool), allowance, profile)
         return await self._turns.run(change.job, lambda: self._carry_out(change, pending))
 
     def known(self, request: Request) -> Allocation | None:
@@ -225,7 +207,7 @@ class Allocations:
             return False
         return not answer.unplaced or answer.gain == self.index.gains(request.pool)
 
-    async def _allocate(self, pending: _PendingRequest) -> Allocation:
+    async def _allocate(self, pending: PendingRequest) -> Allocation:
         job = pending.request.job
         self._answers.pop(job, None)  # after a failure the old answer is not valid
         if pending.request.unmoved:
@@ -270,7 +252,7 @@ class Allocations:
         await self._write(change, request.neighbours)
         self._report_emptied(move_claims_back(self.index, change))
 
-    async def _carry_out(self, change: Change, pending: _PendingRequest) -> bool:
+    async def _carry_out(self, change: Change, pending: PendingRequest) -> bool:
         """Carry out a plan durably; return False if another allocation was faster."""
         earlier_takes = [
             work for claim in change.claims if (work := self._being_taken.get(claim.machine))
@@ -304,7 +286,7 @@ class Allocations:
         return True
 
     def _check_and_announce(
-        self, pending: _PendingRequest, change: Change, announced: list[Machine]
+        self, pending: PendingRequest, change: Change, announced: list[Machine]
     ) -> list[str]:
         """Return the machines that a change may not have; if there are none, announce its takes."""
         refused = pending.refused_machines(change)
@@ -328,7 +310,7 @@ class Allocations:
         self._refresh([machine.name for machine in change.takes])
 
     async def _decide_after(
-        self, earlier_takes: list[asyncio.Event], change: Change, pending: _PendingRequest
+        self, earlier_takes: list[asyncio.Event], change: Change, pending: PendingRequest
     ) -> str | None:
         """Decide a reserved change once the changes that take the same machines have ended.
 
@@ -380,7 +362,7 @@ class Allocations:
             self._answers[request.job] = request, allocation
         return allocation
 
-    async def _decide(self, change: Change, pending: _PendingRequest) -> str:
+    async def _decide(self, change: Change, pending: PendingRequest) -> str:
         """Make a reserved change durable, after its brokers hold the machines that it takes.
 
         Return the transaction whose second phase must follow; empty if it takes no machines.

@@ -6,13 +6,38 @@ checked again in the step that reserves the plan (`RegionIndex.reserving`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from control_plane.allocator.core.claims import Change, Claim, Claims
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Request
 from control_plane.broker.core.matching import holds
+
+
+def without_terms(request: Request) -> Request:
+    """Return the same request: no terms follow from other jobs."""
+    return request
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRequest:
+    """A request with its conditions, which are evaluated again for each plan."""
+
+    request: Request
+    allowance: Callable[[], Allowance]
+    """Returns the machines that its pool may take now."""
+    profile: str = ""
+    with_terms: Callable[[Request], Request] = without_terms
+    """Adds the present terms that follow from other jobs."""
+
+    def refused_machines(self, change: Change) -> list[str]:
+        """Return the machines that a plan for this request may no longer use."""
+        request = self.with_terms(self.request)
+        if not change.takes and request is self.request:
+            return []
+        return refused_machines(change, request, self.allowance())
 
 
 def refused_machines(change: Change, request: Request, allowance: Allowance) -> list[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from control_plane.allocator.core.bin_order import BinOrder, bin_order, first_bins
-from control_plane.allocator.core.bin_source import Search, Source
+from control_plane.allocator.core.bin_source import Source
 from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.feasibility import admits_any_of
 from control_plane.allocator.core.machine_pools import Binned, Machine, Part
+from control_plane.allocator.core.machine_search import Search
 from control_plane.allocator.core.partition import Bins, Partition
 from control_plane.allocator.core.request import Allowance
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from control_plane.allocator.core.bin_source import Search
 from control_plane.allocator.core.claims import Claim, Claims
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.explanation import explanation_steps
 from control_plane.allocator.core.fine_bins import fine_bins
 from control_plane.allocator.core.group_placement import GroupPlacement
 from control_plane.allocator.core.machine_pools import Binned, Bucket, Part
+from control_plane.allocator.core.machine_search import Search
 from control_plane.allocator.core.partition import Bins, Partition
 from control_plane.allocator.core.region_index import RegionIndex, run_to_end
 from control_plane.allocator.core.request import Allowance, Group, Plan, Request, same_claim

@@ -91,7 +91,7 @@ def fullest_first(
     free (AS3).
     """
     machines: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    others: dict[str, int] = {}
+    others, score = dict[str, int](), over.score_of_last
     for claim in claims:
         name = claim.machine.name
         tasks = machines[bin_of(over.property, claim.machine), name]
@@ -109,9 +109,7 @@ def fullest_first(
         sizes[bin_] += len(tasks)
     for heap in of_bin.values():
         heapify(heap)
-    bins = [
-        (-over.score_of_last(bin_, sizes[bin_]), heap[0][1], bin_) for bin_, heap in of_bin.items()
-    ]
+    bins = [(-score(bin_, sizes[bin_]), heap[0][1], bin_) for bin_, heap in of_bin.items()]
     heapify(bins)
     found: list[int] = []
     while bins and len(found) < number:
@@ -125,7 +123,7 @@ def fullest_first(
         else:
             heappop(heap)
         if heap:
-            heapreplace(bins, (-over.score_of_last(bin_, sizes[bin_]), heap[0][1], bin_))
+            heapreplace(bins, (-score(bin_, sizes[bin_]), heap[0][1], bin_))
         else:
             heappop(bins)
     return found
