@@ -20,7 +20,7 @@ from control_plane.api.machines import MachineRecord
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.assignment import FREE
-from control_plane.broker.many import FollowedMachines
+from control_plane.broker.followed_machines import FollowedMachines
 from control_plane.broker.marks import Marks
 from control_plane.broker.service import MachineService
 from control_plane.discovery.discovery import Discovery
