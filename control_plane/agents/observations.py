@@ -44,9 +44,9 @@ class Observation:
     """
 
     asked_since: float | None = None
-    """None: this process does not ask it now, so its silence means nothing."""
+    """Since when this process calls the agent; None: it does not, so silence means nothing."""
     answered_at: float | None = None
-    """When a call was answered last; `stream` knows of the others."""
+    """When a call was answered last; `stream` has the last contact of its own requests."""
     stream: EventStream | None = None
     """Open while the agent is followed."""
     alive_at: float | None = None
@@ -69,7 +69,7 @@ class Observation:
         return bool(self.boot_id)
 
     def forgive_profile(self) -> None:
-        """Forget that the agent refused its profile: it took it, or another is wanted."""
+        """Forget that the agent refused its profile: it accepted it, or another is wanted."""
         self.refused.pop(PROFILE, None)
         self.profile_refusals = 0
 
@@ -91,7 +91,7 @@ class Observation:
 
 
 UNSEEN = Observation()
-"""Stands for every unknown machine; to be read, never to be changed."""
+"""The observation of every machine without reports; never changed."""
 
 
 class Observations:
@@ -112,8 +112,7 @@ class Observations:
     def listen(self, changed: Changed, of_one: OneChanged | None = None) -> None:
         """Call `changed(machine)` whenever something about a machine may matter.
 
-        Where that is one task or image alone, `of_one(machine, which)` is called instead, if
-        it is given.
+        If only one task or image changed, `of_one(machine, which)` is called instead, if given.
         """
         self._listeners.append(changed)
         self._listeners_of_one.append(of_one or (lambda machine, _: changed(machine)))
@@ -127,9 +126,11 @@ class Observations:
                 self._observations[machine] = known
         return known
 
-    def look(self, machine: str) -> Observation:
-        """Return what is known of a machine, to be read only. A machine that was never seen gets no
-        object: at 100,000 machines these were a quarter of what an allocator keeps.
+    def peek(self, machine: str) -> Observation:
+        """Return what is known of a machine, to be read only; `UNSEEN` for one without reports.
+
+        Objects for machines without reports were a quarter of an allocator's memory at 100,000
+        machines.
         """
         known = self._observations.get(machine)
         return UNSEEN if known is None else known
@@ -151,11 +152,12 @@ class Observations:
 
     def ready(self, record: MachineRecord) -> bool:
         """Return whether tasks may start there: its own profile, verified in this boot."""
-        return _is_ready(record, self.look(record.machine))
+        return _is_ready(record, self.peek(record.machine))
 
     def steady(self, machine: str, pool: str) -> Mapping[str, TaskStatus] | None:
-        """Return the tasks on a machine, if it is ready for tasks of a pool and nothing is planned
-        for it; None: `view` has to judge it.
+        """Return the tasks on a machine that is ready for a pool and has no planned events.
+
+        None: `view` has to judge the machine.
         """
         record, observation = self._broker.table.find(machine), self._observations.get(machine)
         if record is None or observation is None:
@@ -171,7 +173,7 @@ class Observations:
         profile: ProfileStatus,
         images: Iterable[str],
     ) -> None:
-        """Record a complete answer: from now on absence means something."""
+        """Record a complete answer: from now on a task that is missing does not exist."""
         observation = self.observation(machine)
         observation.boot_id = facts.boot_id
         observation.tasks = {status.task_id: status for status in tasks}
@@ -186,13 +188,13 @@ class Observations:
         self.changed(machine)
 
     def asked(self, machine: str) -> None:
-        """Record that a machine is asked from now on: its silence counts."""
+        """Record that this process calls the agent from now on: its silence counts."""
         observation = self.observation(machine)
         if observation.asked_since is None:
             observation.asked_since = self._runtime.now()
 
     def unasked(self, machine: str) -> None:
-        """Record that a machine is not asked for now: its silence does not count."""
+        """Record that this process does not call the agent now: its silence does not count."""
         self.observation(machine).asked_since = None
 
     def record_contact(self, machine: str, at: float | None = None) -> None:

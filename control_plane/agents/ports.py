@@ -69,7 +69,7 @@ class KnownMachines(Protocol):
     async def release(self, machine: str, *, revision: int) -> MachineRecord:
         """Give a machine back to the free pool, unless anything changed since `revision`."""
 
-    async def find_out(self, machine: str) -> None:
+    async def resolve_outcome(self, machine: str) -> None:
         """Read a machine again if it is not known whether its last write was made."""
 
     async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:

@@ -22,7 +22,7 @@ from control_plane.api.requirements import Because, In, Not, Term
 
 
 class JobAffinity:
-    """Knows which jobs are related, and derives the terms for their placement."""
+    """The relations between jobs, and the terms for their placement that follow."""
 
     def __init__(self, index: RegionIndex) -> None:
         self._index = index
@@ -38,14 +38,14 @@ class JobAffinity:
 
     def note(self, job: str, neighbours: NeighbourJobs | None) -> None:
         """Record which other jobs a job names; None if the job is gone."""
-        for neighbour in _all(self._neighbours.pop(job, NO_NEIGHBOURS)):
+        for neighbour in _all_neighbours(self._neighbours.pop(job, NO_NEIGHBOURS)):
             named = self._named_by[neighbour.job]
             named.pop(job, None)
             if not named:
                 del self._named_by[neighbour.job]
         if neighbours is not None and neighbours != NO_NEIGHBOURS:
             self._neighbours[job] = neighbours
-            for neighbour in _all(neighbours):
+            for neighbour in _all_neighbours(neighbours):
                 self._named_by[neighbour.job][job] = None
 
     def begin_alone(self, job: str) -> bool:
@@ -97,7 +97,7 @@ class JobAffinity:
 
     def _others(self, job: str) -> Iterator[str]:
         yield from self._named_by.get(job, ())
-        for neighbour in _all(self._neighbours.get(job, NO_NEIGHBOURS)):
+        for neighbour in _all_neighbours(self._neighbours.get(job, NO_NEIGHBOURS)):
             yield neighbour.job
 
     def _terms(self, job: str, neighbours: NeighbourJobs) -> Iterator[Term]:
@@ -108,9 +108,9 @@ class JobAffinity:
                 if neighbour.job == job:
                     yield from self._terms_apart(other, neighbour.property)
         for neighbour in neighbours.together_with:
-            there = self._bins(neighbour.job, neighbour.property)
+            bins = self._bins(neighbour.job, neighbour.property)
             why = f"not in the {neighbour.property} of a task of {neighbour.job}"
-            yield Because(In(neighbour.property, there), why)
+            yield Because(In(neighbour.property, bins), why)
 
     def _terms_apart(self, other: str, property_: Property) -> Iterator[Term]:
         if taken := self._bins(other, property_):
@@ -129,5 +129,5 @@ class JobAffinity:
             yield from (claim.machine for claim in claims.reserved.claims)
 
 
-def _all(neighbours: NeighbourJobs) -> tuple[Neighbour, ...]:
+def _all_neighbours(neighbours: NeighbourJobs) -> tuple[Neighbour, ...]:
     return (*neighbours.apart_from, *neighbours.together_with)

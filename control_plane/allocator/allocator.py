@@ -41,9 +41,9 @@ from control_plane.allocator.core.spread import (
 from control_plane.allocator.ports import Grants
 from control_plane.allocator.quota_usage import QuotaUsage
 from control_plane.allocator.quotas import Quotas
+from control_plane.allocator.region_allocators import AllocatorMember, RegionAllocators
 from control_plane.allocator.releases import Releases
 from control_plane.allocator.resync import Resync
-from control_plane.allocator.shards import Member, Shards
 from control_plane.allocator.task_directory import TaskDirectory
 from control_plane.allocator.transactions import Allocations
 from control_plane.allocator.usability import Usability
@@ -71,7 +71,7 @@ class Allocator:
         name: str = "allocator",
     ) -> None:
         """`name` is unique among the allocators of a region."""
-        self._shards = Shards.of(region)
+        self._shards = RegionAllocators.of(region)
         self.index = RegionIndex(self._shards.power)
         self.allocations = Allocations(
             store, self.index, region.broker, self.refresh, name, runtime=region.runtime
@@ -85,7 +85,7 @@ class Allocator:
         self._counted = QuotaUsage(self.index, self._runtime.date)
         self.quotas = Quotas(region, portal, self.index, self._counted)
         self.waiting = self.quotas.waiting
-        self._member = Member(
+        self._member = AllocatorMember(
             self.index, self.waiting, portal.specs, self.refresh, self._quotas_changed
         )
         self.resync = Resync(self.broker, self.index, self.refresh, self._runtime)
@@ -264,8 +264,8 @@ class Allocator:
     async def repairs(self, request: Request, most: int = 1) -> tuple[Repair, ...]:
         """Return at most `most` moves that make a job's spread more even; changes nothing.
 
-        `request` is the job's present request. The result is empty if the spread is even, if there
-        is no room for more, or if the job's first preference is not a spread.
+        `request` is the job's present request. The result is empty if the spread is even, no
+        machine has room, or the job's first preference is not a spread.
         """
         over, known = even_spread(request.preferences), self.index.claims.get(request.job)
         if over is None or known is None:
@@ -314,7 +314,7 @@ class Allocator:
 
     async def update_with_time(self) -> None:
         """Update machines that change with time alone, and those with unknown writes."""
-        await self.releases.find_out()
+        await self.releases.resolve_outcomes()
         awaited, self.usability.awaited = self.usability.awaited, {}
         await self.resync.in_turns([*awaited, *self._counted.special()])
         now = self._runtime.date()
@@ -345,7 +345,7 @@ class Allocator:
     def _as_indexed(self, record: MachineRecord) -> IndexedMachine:
         """Return a machine's entry for the index, and record its quota use and quarantine."""
         if self._counted.note(record):
-            self.quotas.promises.outdated()
+            self.quotas.promises.mark_outdated()
         if record.quarantined_until > self._runtime.date():
             self._quarantined[record.machine] = record.quarantined_until
         capacity, place = self._kinds.capacity(record), self._kinds.place(record)
@@ -370,7 +370,7 @@ class Allocator:
         self._quarantined.pop(name, None)
         self.usability.awaited.pop(name, None)
         if self._counted.forget(name):
-            self.quotas.promises.outdated()
+            self.quotas.promises.mark_outdated()
 
     def _machine_seen(self, name: str) -> None:
         record = self.broker.table.find(name)

@@ -64,11 +64,11 @@ class Releases:
             del self._under_way[name]
             self._refresh([name])
 
-    async def find_out(self) -> None:
+    async def resolve_outcomes(self) -> None:
         """Read machines again for which the outcome of a write is unknown."""
         for name in list(self._in_doubt):
             try:
-                await self._broker.find_out(name)
+                await self._broker.resolve_outcome(name)
             except NotFound:
                 pass  # the machine left the region
             except TwineError as e:

@@ -77,7 +77,7 @@ class StoredAllocations:
         return Stored(decode(entry.value, AllocationRecord, entry.key), entry.revision)
 
     def note(self, stored: Stored) -> None:
-        """Adopt a record; the next write of this allocator replaces it."""
+        """Take over a record; the next write of this allocator replaces it."""
         self._revisions[stored.record.job] = stored.revision
         record = stored.record
         self._note(record.job, NeighbourJobs(record.apart_from, record.together_with))

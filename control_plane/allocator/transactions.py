@@ -301,7 +301,7 @@ class Allocations:
                 on_emptied(machines)
 
     def _assigned(self, change: Change, transaction: str) -> None:
-        """Called after all brokers have acknowledged a decision."""
+        """Finish a transaction after all brokers have acknowledged its decision."""
         self.stored.done.append(transaction)
         for machine in change.takes:
             self._assigning.pop(machine.name, None)

@@ -145,7 +145,7 @@ class ProfileRollouts:
         for number, name in enumerate(self._broker.table):
             if number % _LOOK == 0:
                 await self._runtime.checkpoint()
-            observation = self._observations.look(name)
+            observation = self._observations.peek(name)
             if observation.answering:
                 reports.append(observation.profile)
         return await self._runtime.offload(stats_of, reports)

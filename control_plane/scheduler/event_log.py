@@ -201,8 +201,8 @@ class EventLog:
         begin = event_row_key(job, first - 1) if first else ""
         entries = (await self._store.list_prefix(event_rows(job), begin)).entries
         if not entries and jobs.find(job) is None:
-            there = await self._store.list_prefix(event_rows(job), limit=1)
-            if not there.entries:
+            any_row = await self._store.list_prefix(event_rows(job), limit=1)
+            if not any_row.entries:
                 raise NotFound(f"there is no job {job!r}, and no log of one")
         rows, count = list[EventRow](), 0
         for entry in entries:

@@ -137,8 +137,10 @@ class IdleJobs:
             if first:
                 await self._runtime.checkpoint()
             for task in tasks[first : first + _CHUNK]:
-                there = steady(task.placement.machine, pool) if task.placement is not None else None
-                if there is None or not serves_unchanged(record.name, task, there):
+                statuses = (
+                    steady(task.placement.machine, pool) if task.placement is not None else None
+                )
+                if statuses is None or not serves_unchanged(record.name, task, statuses):
                     return False
         return True
 

@@ -29,7 +29,7 @@ from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.scheduler import Scheduler
 
-_LOOK = 50
+_CHECKED = 50
 """Machines that are examined between two checkpoints."""
 
 
@@ -100,10 +100,10 @@ class JobPlanner:
         copied = claims.copy() if claims is not None else ()  # a thread reads it, perhaps
         waiting, spread = await self._runtime.compute(len(record.tasks), _places, record, copied)
         _, _, planned = await self._plan_final(record)
-        held, free, kept = await self._judge_all(record)
+        held, free, refused_by_quota = await self._tally_all(record)
         limits = [r for r in planned if _is_limit(r)]
         of_free = [_of_free(r) for r in (*free.reasons(), *free.overlap())]
-        reasons = [*held.reasons(), *held.overlap(), *of_free, *kept]
+        reasons = [*held.reasons(), *held.overlap(), *of_free, *refused_by_quota]
         reasons += [r for r in limits if r not in reasons]
         if not waiting:
             reasons = []
@@ -163,7 +163,7 @@ class JobPlanner:
         repairs = await self._placements.repairs(record, {})
         bins = set[str]()
         for number, machine in enumerate(list(pool.machines())):
-            if number % _LOOK == 0:
+            if number % _CHECKED == 0:
                 await self._runtime.checkpoint(answers=True)
             bins.add(bin_of(over.property, machine))
         bins |= {repair.to_bin for repair in repairs}  # such a bin may have only free machines
@@ -182,26 +182,29 @@ class JobPlanner:
             f"{found.fullest} has {found.most} tasks and {found.emptiest} has {found.fewest}: {why}"
         )
 
-    async def _judge_all(self, record: JobRecord) -> tuple[Tally, Tally, list[str]]:
+    async def _tally_all(self, record: JobRecord) -> tuple[Tally, Tally, list[str]]:
         """Judge every machine that the job could ever get, letting others run meanwhile."""
         pool = self._placements.pool_of(record)
         demand = demand_for(record.spec, self._placements.entitlement_of(record))
         allowance: Allowance = self._placements.allowance(record)
         held, free = Tally(demand), Tally(demand)
-        kept: Counter[str] = Counter()
+        refused_by_quota: Counter[str] = Counter()
         for number, machine in enumerate(list(self._index.pool(pool).machines())):
-            if number % _LOOK == 0:
+            if number % _CHECKED == 0:
                 await self._runtime.checkpoint(answers=True)
             held.add(machine, machine, self._index.why_short(machine))
         for number, machine in enumerate(list(self._index.pool(FREE).machines())):
-            if number % _LOOK == 0:
+            if number % _CHECKED == 0:
                 await self._runtime.checkpoint(answers=True)
             why = allowance.lacks(machine) or (allowance.refuses and allowance.refuses(machine))
             if why:
-                kept[why] += 1
+                refused_by_quota[why] += 1
             else:
                 free.add(machine, machine, self._index.why_short(machine))
-        words = [f"{n} free machine{'s' if n > 1 else ''}: {why}" for why, n in kept.most_common()]
+        words = [
+            f"{n} free machine{'s' if n > 1 else ''}: {why}"
+            for why, n in refused_by_quota.most_common()
+        ]
         return held, free, words
 
 
@@ -212,9 +215,9 @@ def _places(record: JobRecord, claims: Iterable[Claim]) -> tuple[list[int], list
         for task in record.tasks
         if not (record.stopping or is_being_removed(task) or task.extra)
     ]
-    here = {task.index for task in staying}
+    indexes = {task.index for task in staying}
     waiting = [t.index for t in staying if t.placement is None or t.phase == "lost"]
-    return waiting, _spread(claim.machine for claim in claims if claim.task in here)
+    return waiting, _spread(claim.machine for claim in claims if claim.task in indexes)
 
 
 def _waiting(record: JobRecord, now: float) -> list[str]:

@@ -1,7 +1,7 @@
 """Counts the lost capacity of each data center, and postpones voluntary work where it is high.
 
-Four simultaneous events once cost a data center most of its capacity (paper §5.2): traffic moved
-in, a load test, new racks next to the old ones, and a release of the web tier, which continued
+Four simultaneous events once cost a data center most of its capacity (paper §5.2): moved traffic, a
+load test, new racks next to the old ones, and a release of the web tier. The release continued
 while power was capped. So releases, rebalancing and deferrable maintenance wait while much of a
 data center does not serve or has too little power. The counts are updated with each record.
 """

@@ -78,7 +78,7 @@ class RestoredStore:
             return view
         observations, table = self._region.observations, self._region.broker.table
         for name in table:
-            record, observation = table.find(name), observations.look(name)
+            record, observation = table.find(name), observations.peek(name)
             if record is None or record.facts is None:
                 continue
             if not observation.answering:
@@ -114,7 +114,7 @@ class RestoredStore:
 
         The release is in memory only: after a restart a task that still runs is shown as before.
         """
-        status = self._region.observations.look(machine).tasks.get(task)
+        status = self._region.observations.peek(machine).tasks.get(task)
         is_known = task in self._directory.tasks(machine)
         epoch = self._note.epoch if self._note is not None else 0
         if status is None or is_known or not predates_restore(status, epoch):

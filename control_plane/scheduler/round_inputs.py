@@ -149,5 +149,5 @@ class RoundInputs:
 
 def machines_of(record: JobRecord) -> Set[str]:
     """Return the machines on which tasks of a job are, or may be left."""
-    there = {task.placement.machine for task in record.tasks if task.placement is not None}
-    return there | record.leaving.keys()
+    placed_on = {task.placement.machine for task in record.tasks if task.placement is not None}
+    return placed_on | record.leaving.keys()

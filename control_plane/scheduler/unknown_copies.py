@@ -52,7 +52,7 @@ class UnknownCopies:
         return ""
 
     def _seen(self, machine: str) -> None:
-        tasks, epoch = self._observations.look(machine).tasks, self._observations.restored
+        tasks, epoch = self._observations.peek(machine).tasks, self._observations.restored
         known = self._directory.tasks(machine)
         now = {
             name

@@ -1,4 +1,4 @@
-"""Machines as the scheduler sees them: the last reports of broker and agent, in one value."""
+"""Machines as the scheduler observes them: the last reports of broker and agent in one value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ObservedMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     departure: UnavailabilityEvent | None = None
     """Why its tasks must move away now: maintenance, decommission, a loan that is called back."""
     overdue: bool = False
-    """… and the deadline for that has passed, which wins over the availability budget."""
+    """The deadline for that has passed, so the tasks leave regardless of the budget."""
     plans: tuple[UnavailabilityEvent, ...] = ()
     """What is planned for it and has not ended, including future work."""
     known: bool = True

@@ -1,4 +1,4 @@
-"""Tasks on machines that a restored store does not know, and how they are shown."""
+"""Compares the tasks on machines with the records of a restored store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _THERE = (TaskPhase.STARTING, TaskPhase.RUNNING, TaskPhase.DRAINING)
 
 
 def predates_restore(status: TaskStatus, epoch: int) -> bool:
-    """Return whether a task of ours was commanded in a term that a restored store may not know.
+    """Return whether a task was started before the store was restored, so that it may lack it.
 
     `epoch` is the one in which the store was restored; 0: it never was.
     """

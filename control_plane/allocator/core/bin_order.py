@@ -58,8 +58,8 @@ def first_bins(
     assert isinstance(own, Partition)
     assert isinstance(free, Partition)
     datacenters, begin = _datacenters(own, free, begin)
-    rows = [_rotated(mine, begin) for mine, _ in datacenters]
-    growing_at = [len(mine) for mine, grows in datacenters if grows]
+    rows = [_rotated(own_bins, begin) for own_bins, _ in datacenters]
+    growing_at = [len(own_bins) for own_bins, grows in datacenters if grows]
     if growing_at:  # in that turn one of them has no machines of its own left
         rows = [row[: min(growing_at) + 1] for row in rows]
     return [bins for turn in zip_longest(*rows) for bins in turn if bins is not None]
@@ -248,13 +248,13 @@ class LazyOrder(HeapOrder):
     ) -> None:
         """Begin with one bin of each group."""
         super().__init__(ranking, ())
-        there = free.groups if isinstance(free, FineBins) else {}
-        names = _rotated(list(dict.fromkeys((*own.groups, *there))), begin)
+        free_groups = free.groups if isinstance(free, FineBins) else {}
+        names = _rotated(list(dict.fromkeys((*own.groups, *free_groups))), begin)
         self._unread: dict[int, tuple[int, Iterator[_Entry]]] = {}
         """Heap → the tie of the last entry that was read for it, and the entries after that."""
         for number, name in enumerate(names):
-            mine, theirs = own.groups.get(name, {}), there.get(name, {})
-            bins = _own_first(mine, theirs, begin // len(names), growing)
+            own_bins, free_bins = own.groups.get(name, {}), free_groups.get(name, {})
+            bins = _own_first(own_bins, free_bins, begin // len(names), growing)
             entries = self._entries(bins, count(number, len(names)))
             heap = self._by_group[name]
             self._unread[id(heap)] = -1, entries
@@ -316,8 +316,8 @@ class EvenOrder:
         self._ranking = ranking
         datacenters, begin = _datacenters(own, free, begin)
         self._datacenters = [
-            _Datacenter(_rotated(mine, begin)[::-1], _rotated(growing, begin)[::-1])
-            for mine, growing in datacenters
+            _Datacenter(_rotated(own_bins, begin)[::-1], _rotated(growing, begin)[::-1])
+            for own_bins, growing in datacenters
         ]
         self._turn: list[_Datacenter] = []
         self._position = 0

@@ -65,10 +65,10 @@ class PromiseLedger:
 
     def _take(self, pool: str, kind: MachineClass, count: int) -> None:
         for group in self._shares.groups.get(pool, ()):
-            mine = self._shares.flows[group]
-            meant = min(count, mine.get(kind, 0))
+            flow = self._shares.flows[group]
+            meant = min(count, flow.get(kind, 0))
             if meant:
-                mine[kind] -= meant
+                flow[kind] -= meant
                 count -= meant
         self._shares.rest[kind] = self._shares.rest.get(kind, 0) - count
 

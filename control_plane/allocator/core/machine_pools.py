@@ -286,17 +286,17 @@ class Cell:
             self._all = self._all or frozenset(self.machines)
             return filter(self._all.__contains__, self.bucket.usable(demand))
         gpus, watts = 0 if demand is None else demand.gpus, self.bucket.capacity.power_w
-        there = (
+        usable = (
             m
             for m in self.machines
             if (m.space_class != BLOCKED and m.bucket is self.bucket and m.free_gpus >= gpus)
             and (not supply or m.jobs or m in supply.powered_on or supply.has_power(m.place, watts))
         )
         if self.is_scarce:
-            return iter(sorted(there, key=lambda m: m.space_class or BLOCKED))
+            return iter(sorted(usable, key=lambda m: m.space_class or BLOCKED))
         if tight:
-            return iter(sorted(there, key=lambda m: (not m.jobs, tightness(m))))
-        return most_room_first(there)
+            return iter(sorted(usable, key=lambda m: (not m.jobs, tightness(m))))
+        return most_room_first(usable)
 
 
 Part = Bucket | Cell

@@ -135,7 +135,7 @@ class Search:
         """Return the machine without tasks that a `Source` of one cell would offer first.
 
         Return None if it is unknown. Preferences over racks and rows begin with such a machine in
-        each bin, and a `Source` for each would cost more than the rest of the plan (BUG-AL27).
+        each bin. A `Source` for each would cost more than the rest of the plan (BUG-AL27).
         """
         demand, tasks_on = self.demand, draft.tasks_on
         if len(parts) != 1 or not self.plain or self.tight or demand.gpus or demand.requires:

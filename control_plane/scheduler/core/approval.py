@@ -186,10 +186,10 @@ def _departure_plan(machine: ObservedMachine | None) -> UnavailabilityEvent | No
 
 
 def _notices(record: JobRecord, view: View) -> tuple[AdvanceNotice, ...]:
-    there: dict[str, list[int]] = {}
+    tasks_on: dict[str, list[int]] = {}
     for task in record.tasks:
         if task.placement is not None:
-            there.setdefault(task.placement.machine, []).append(task.index)
+            tasks_on.setdefault(task.placement.machine, []).append(task.index)
     return tuple(
         AdvanceNotice(
             id=event.event_id,
@@ -202,7 +202,7 @@ def _notices(record: JobRecord, view: View) -> tuple[AdvanceNotice, ...]:
             tasks_survive=event.tasks_survive,
             reason=event.reason,
         )
-        for name, tasks in sorted(there.items())
+        for name, tasks in sorted(tasks_on.items())
         if (machine := view.get(name)) is not None
         for event in machine.plans
     )

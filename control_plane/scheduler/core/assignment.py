@@ -120,15 +120,15 @@ def _ranks(
     if surplus <= 0 or inputs.even_spread is None:
         return {}
     for cost in (NOWHERE, ILL, SILENT, SERVES):
-        alike = [task for task, its in zip(staying, costs, strict=True) if its == cost]
+        alike = [task for task, value in zip(staying, costs, strict=True) if value == cost]
         if len(alike) >= surplus:
             break
         surplus -= len(alike)
     ranks: dict[int, int] = {}
     versions = {task.index: on_its_way_to(record, task) for task in alike}
     for version in set(versions.values()):
-        among = {index for index, its in versions.items() if its == version}
-        claims = [claim for claim in inputs.claims if claim.task in among]
+        indexes = {index for index, value in versions.items() if value == version}
+        claims = [claim for claim in inputs.claims if claim.task in indexes]
         fullest = fullest_first(claims, inputs.even_spread, surplus, for_good=True)
         ranks |= {index: rank for rank, index in enumerate(fullest)}
     return ranks

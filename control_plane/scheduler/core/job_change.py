@@ -235,9 +235,9 @@ def canary_change(name: str, change: CanaryChange, writer: str, now: float) -> J
         return _variant(record, change)
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
-        there, version = canary_of(known), next_version(known)
-        if there is not None and same_tasks(known.specs[there.version], spec):
-            version = there.version  # the same canary, for longer or on more tasks
+        canary, version = canary_of(known), next_version(known)
+        if canary is not None and same_tasks(known.specs[canary.version], spec):
+            version = canary.version  # the same canary, for longer or on more tasks
         intent = CanaryIntent(
             version=version,
             tasks=change.tasks,

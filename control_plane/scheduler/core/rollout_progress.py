@@ -69,12 +69,12 @@ def _describe_transfer(record: JobRecord, rollout: Rollout) -> str:
     base = record.specs.get(rollout.base)
     if base is None or base.entitlement == record.spec.entitlement:
         return ""
-    there = sum(
+    moved = sum(
         1 for task in record.tasks if is_in_entitlement(record, task.version) and serves(task)
     )
     return (
         f"the job moves from entitlement {base.entitlement} to {record.spec.entitlement}:"
-        f" {there} of {record.spec.tasks} tasks serve there"
+        f" {moved} of {record.spec.tasks} tasks serve there"
     )
 
 

@@ -2,9 +2,9 @@
 
 Reservations on one entitlement run on the same machines (MO16), so the machines of each cannot be
 counted: one small task on every machine would use up a whole quota. Instead, the requests of its
-jobs are added up by resource. A task that claims half of the memory of a machine needs half a
-machine by memory, on the kind of machine where that part is least. Tasks that fit on the quota's
-machines together need at most the quota by any resource. So no job is refused that fits there.
+jobs are added up by resource. A task that claims half of a machine's memory needs half a machine by
+memory; of several kinds of machines, the kind with the least part counts. Tasks that fit on the
+quota's machines together need at most the quota by any resource. So no job is refused that fits.
 
 The limit is checked when a job requests more than before. So it does not depend on which machines
 are chosen, and a smaller quota ends no running task.
@@ -109,8 +109,8 @@ class _Shares:
         """
         is_own = self.surge_tasks is None and not record.stopping
         surge = record.spec.update.surge if is_own else 0
-        there = sum(1 for task in record.tasks if is_own or not task.extra)
-        tasks = max(wanted_tasks(record) + surge, there)
+        present = sum(1 for task in record.tasks if is_own or not task.extra)
+        tasks = max(wanted_tasks(record) + surge, present)
         runs = {task.version for task in record.tasks}
         return self.needed(
             [record.spec, *(spec for v, spec in record.specs.items() if v in runs)], tasks
@@ -161,4 +161,4 @@ def parts(demand: Demand, capacity: Capacity) -> dict[str, float]:
         "network": (demand.network_mbps, capacity.network_mbps),
         "disk": (demand.disk_bytes, capacity.disk_bytes),
     }
-    return {name: need / there if there else 0.0 for name, (need, there) in claimed.items()}
+    return {name: need / room if room else 0.0 for name, (need, room) in claimed.items()}

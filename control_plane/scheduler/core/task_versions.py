@@ -88,12 +88,12 @@ def version_after_stop(record: JobRecord, task: TaskRecord) -> int:
 
 
 def placement_version(record: JobRecord, task: TaskRecord) -> int:
-    """Return the version as which a task that needs a machine is placed.
+    """Return the version with which a task that needs a machine is placed.
 
-    A lost task gets the newest version only here. Until then its old copy may be found again,
-    and that copy's specification decides when it has certainly ended. The task keeps its version
-    while only some tasks may run the newest one, until its controller has answered, and
-    while the newest version must not run together with the old copy. No task is placed in an
+    A lost task gets the newest version only when it is placed. Until then its old copy may be found
+    again, and the specification of that copy decides when it has certainly ended. The task keeps
+    its version in three cases: only some tasks may run the newest one, its controller has not
+    answered, or the newest version must not run together with the old copy. No task is placed in an
     entitlement that its job leaves.
     """
     if not is_in_entitlement(record, task.version):

@@ -70,12 +70,12 @@ def test_reading_an_idle_machine_concludes_nothing() -> None:
 
     async def body() -> None:
         async with one_machine_observed() as observations:
-            blank = observations.look("m1")
-            assert (blank, observations.look("nowhere")) == (UNSEEN, UNSEEN)
+            blank = observations.peek("m1")
+            assert (blank, observations.peek("nowhere")) == (UNSEEN, UNSEEN)
             assert len(observations._observations) == 0
             observations.asked("m1")
             observations.saw_task("m1", a_status(1, TaskState.RUNNING))
-            assert observations.look("m1") is observations.observation("m1")
+            assert observations.peek("m1") is observations.observation("m1")
             assert blank == Observation()
 
     run(body())
