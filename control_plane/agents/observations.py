@@ -281,7 +281,7 @@ class Observations:
         observation.doubtful = observation.doubtful or doubtful
         self.changed(machine)
 
-    def left(self, machine: str) -> None:
+    def forget_reports(self, machine: str) -> None:
         """Forget a machine's reports: another process follows it from now on."""
         observation, blank = self._observations.get(machine), Observation()
         if observation is not None:

@@ -63,7 +63,7 @@ class KnownMachines(Protocol):
     def held(self, entitlement: str) -> list[MachineRecord]:
         """Return the machines of an entitlement; of the free pool for `FREE`."""
 
-    def away(self) -> dict[str, str]:
+    def unreachable(self) -> dict[str, str]:
         """Return the data centers whose brokers do not answer at present, and why."""
 
     async def release(self, machine: str, *, revision: int) -> MachineRecord:

@@ -92,7 +92,7 @@ class Allocator:
         self.releases = Releases(self.broker, self.index, self.refresh)
         is_taking = self.allocations.is_taking
         self.usability = Usability(region, portal, jobs, self.directory, self.releases, is_taking)
-        self._away: dict[str, str] = {}
+        self._unreachable: dict[str, str] = {}
         """Data centers whose brokers did not answer at the last check, and why."""
         self._quarantined: dict[str, float] = {}
         """Machine → until when it may not get the profile that it failed to reach."""
@@ -321,8 +321,8 @@ class Allocator:
         over = [name for name, until in self._quarantined.items() if until <= now]
         for name in over:
             del self._quarantined[name]
-        away, self._away = self._away, self.broker.away()
-        if over or away.keys() - self._away.keys():
+        unreachable, self._unreachable = self._unreachable, self.broker.unreachable()
+        if over or unreachable.keys() - self._unreachable.keys():
             self.index.note_gain()
 
     def _quotas_changed(self) -> None:

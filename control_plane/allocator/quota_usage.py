@@ -1,11 +1,10 @@
 """Counts the machines against quotas (CP3).
 
-With a quota of N, at any time:
+With a quota of N, an entitlement has at any time:
 
-- at most N machines: those that the entitlement holds and that take tasks, and those that it lent
-  to others and that will come back;
-- at most another N machines that its tasks must leave (drained, called back). So their successors
-  may come before they are empty, and all together are at most 2 N (docs/adr/0134).
+- at most N machines that it holds and that take tasks, or that it lent to others;
+- at most another N machines that its tasks must leave (drained, called back). So it may get other
+  machines before these are empty, and has at most 2 N in all (docs/adr/0134).
 
 Machines that an entitlement borrowed count against the quota of the lender (EL4).
 """

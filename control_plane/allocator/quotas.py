@@ -128,10 +128,10 @@ class Quotas:
     def _refusals(self, request: Request) -> tuple[_RefusesOne, _RefusesAll]:
         """Return the checks of single free machines, and of buckets for reasons that all share."""
         profile, before = self.profile(request.pool), self._demands_before(request.pool)
-        away = self._broker.away()
+        silent_brokers = self._broker.unreachable()
 
-        def unreachable(place: Place) -> str:
-            why = away.get(place.datacenter)
+        def why_unreachable(place: Place) -> str:
+            why = silent_brokers.get(place.datacenter)
             return f"the broker of {place.datacenter} does not answer: {why}" if why else ""
 
         def reserved(place_or_bucket: Machine | Bucket, suits: Callable[[Demand], bool]) -> str:
@@ -142,7 +142,7 @@ class Quotas:
             return ""
 
         def refuses(machine: Machine) -> str:
-            if why := unreachable(machine.place):
+            if why := why_unreachable(machine.place):
                 return why
             record = self._broker.table.find(machine.name)
             if record is None:
@@ -153,7 +153,7 @@ class Quotas:
             return reserved(machine, lambda demand: not judge(demand, machine, machine))
 
         def refuses_all(bucket: Bucket) -> str:
-            return unreachable(bucket.place) or reserved(bucket, lambda d: fits_each(d, bucket))
+            return why_unreachable(bucket.place) or reserved(bucket, lambda d: fits_each(d, bucket))
 
         return refuses, refuses_all
 

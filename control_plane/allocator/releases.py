@@ -1,8 +1,8 @@
 """Blocks machines that are being given to another pool, until the store confirms the write.
 
 The decision to give a machine back comes first, the store's confirmation later. If the outcome of
-the write is unknown, the write may still happen seconds later. Then the machine stays blocked until
-its broker has read it again.
+the write is unknown, the store may still make it seconds later. Then the machine stays blocked
+until its broker has read it again.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class Waiting:
             self.served()
 
     def note_yielded(self, job: str) -> None:
-        """Record that a job did not get a machine because other jobs have precedence."""
+        """Record that a job got no machine because other jobs have precedence."""
         self._refused.add(job)
 
     def reorder(self) -> None:

@@ -29,7 +29,7 @@ from control_plane.runtime.table import PART, Loaded, for_each
 from control_plane.store import Store
 from wire.errors import Conflict, FieldError, NotFound, TwineError
 
-_AWAY_S = 10.0
+_UNREACHABLE_S = 10.0
 """How long the machines of a broker that did not answer are left out of plans."""
 _LOOK = 5000
 """Machines that are read before other tasks of the loop run: a few milliseconds."""
@@ -72,7 +72,7 @@ class Brokers:
         self._loaded = False
         self._parties: dict[str, list[Broker]] = {}
         """Transaction → the brokers that were asked to hold machines for it."""
-        self._away: dict[str, tuple[str, float]] = {}
+        self._unreachable: dict[str, tuple[str, float]] = {}
         """Data center whose broker did not answer → why, and until when it is not called."""
 
     async def load(self) -> None:
@@ -102,7 +102,7 @@ class Brokers:
 
     def of(self, machine: str) -> Broker:
         """Return the broker of a machine, or raise `NotFound`."""
-        home = self.table.home(machine)
+        home = self.table.broker_of(machine)
         if home is None:
             raise NotFound(f"there is no machine {machine!r}")
         return home
@@ -148,7 +148,7 @@ class Brokers:
         """Record a machine; one of another data center moves if it is free, else `Conflict`."""
         async with self._membership:
             await self._moves.settle()
-            home = self.table.home(request.machine)
+            home = self.table.broker_of(request.machine)
             known = home.table.get(request.machine) if home is not None else None
             if home is None:
                 home = self.at(request.location.datacenter)
@@ -229,11 +229,11 @@ class Brokers:
         self._parties.pop(transaction, None)
         return [record for records in done for record in records]
 
-    def away(self) -> dict[str, str]:
+    def unreachable(self) -> dict[str, str]:
         """Return the data centers whose brokers did not answer lately, and why."""
-        now = self._runtime.now() if self._away else 0.0
-        self._away = {dc: found for dc, found in self._away.items() if found[1] > now}
-        return {datacenter: why for datacenter, (why, _) in self._away.items()}
+        now = self._runtime.now() if self._unreachable else 0.0
+        self._unreachable = {dc: found for dc, found in self._unreachable.items() if found[1] > now}
+        return {datacenter: why for datacenter, (why, _) in self._unreachable.items()}
 
     async def _answer_of(self, broker: Broker, work: Awaitable[T]) -> T:
         """Return a broker's answer; if none comes, record that, so that later calls do not wait."""
@@ -242,11 +242,11 @@ class Brokers:
         except (Conflict, NotFound):
             raise
         except (TwineError, OSError) as e:
-            self._away[broker.datacenter] = str(e), self._runtime.now() + _AWAY_S
+            self._unreachable[broker.datacenter] = str(e), self._runtime.now() + _UNREACHABLE_S
             raise
         except asyncio.CancelledError:
             why = "it did not answer in time"
-            self._away[broker.datacenter] = why, self._runtime.now() + _AWAY_S
+            self._unreachable[broker.datacenter] = why, self._runtime.now() + _UNREACHABLE_S
             raise
 
     async def abort(self, transaction: str) -> None:

@@ -1,7 +1,7 @@
-"""The log of each job: what was done to its tasks, why, from when to when, and how it ended.
+"""The log of each job: the operations on its tasks, with their reason, times and outcome.
 
 Rows of up to 64 events are stored in the transaction that stores the change they describe. A job
-keeps its newest events. Of the deleted jobs, the ones deleted last keep theirs.
+keeps its newest events. The 1,000 jobs that were deleted last keep their logs.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ STAYING = (VolumeKind.PERSISTENT, VolumeKind.SHARED)
 
 
 class JobControl:
-    """The only writer of the desired state of jobs; the scheduler writes their present state."""
+    """The only writer of the desired state of jobs; the scheduler writes their observed state."""
 
     def __init__(
         self,

@@ -202,7 +202,7 @@ class Source:
         if not parts:
             return
         no_fit = plain and all(part is part.bucket for part in parts)
-        seen = [(part.bucket, part.bucket.news, part.bucket.moves) for part in parts]
+        seen = [(part.bucket, part.bucket.gain_count, part.bucket.moves) for part in parts]
         draft.uses_up_power = False
         if draft.ranking.counts_machines:
             again = parts[0].has_own_bins
@@ -226,8 +226,8 @@ class Source:
                 yield None
                 self.paused = False
         if no_fit and not draft.uses_up_power:
-            for bucket, news, moves in seen:
-                bucket.note_no_fit(demand, news, moves)
+            for bucket, gain_count, moves in seen:
+                bucket.note_no_fit(demand, gain_count, moves)
 
     def _in_order(self, parts: Sequence[Part]) -> Iterator[Machine]:
         """Return the machines of parts that share one order."""
@@ -250,7 +250,11 @@ class Source:
             if not self._may_have_room(part, demand):
                 continue
             bucket = part.bucket
-            news, moves, no_fit = bucket.news, bucket.moves, part is bucket and search.plain
+            gain_count, moves, no_fit = (
+                bucket.gain_count,
+                bucket.moves,
+                part is bucket and search.plain,
+            )
             draft.uses_up_power, supply = False, None if draft.power is None else draft
             if draft.refuses_all(bucket):
                 continue
@@ -272,4 +276,4 @@ class Source:
                     yield None
                     self.paused = False
             if no_fit and not draft.uses_up_power:
-                bucket.note_no_fit(demand, news, moves)
+                bucket.note_no_fit(demand, gain_count, moves)

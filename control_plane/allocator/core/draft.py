@@ -144,7 +144,7 @@ class Draft:
         """Describe the lack of power; empty if there is none."""
         if self.power is None or machine in self.powered_on:
             return ""
-        return self.power.why(machine, self._watts)
+        return self.power.describe_lack(machine, self._watts)
 
     def take(self, machine: Machine) -> None:
         """Take a machine from the free pool."""

@@ -146,7 +146,7 @@ class Bucket(MachinesByClass[Machine]):
         return self
 
     @property
-    def news(self) -> int:
+    def gain_count(self) -> int:
         """A number that rises whenever a demand that lacked room or power may fit."""
         return self.gain + self.pool.relief.count
 
@@ -211,7 +211,9 @@ class Bucket(MachinesByClass[Machine]):
 
     def is_no_fit(self, demand: Demand) -> bool:
         """Return whether this demand or a smaller one found no room since the last gain."""
-        return self._no_fit_cache is not None and self._no_fit_cache.include(demand, self.news)
+        return self._no_fit_cache is not None and self._no_fit_cache.include(
+            demand, self.gain_count
+        )
 
     def is_closed(self, demand: Demand) -> bool:
         """Return whether the demand is known not to fit here, or larger than every machine."""
@@ -225,8 +227,8 @@ class Bucket(MachinesByClass[Machine]):
             or demand.disk_bytes > self.most_disk
         )
 
-    def note_no_fit(self, demand: Demand, news: int, moves: int) -> None:
-        """Remember that no machine had room while `news` and `moves` had these values.
+    def note_no_fit(self, demand: Demand, gain_count: int, moves: int) -> None:
+        """Remember that no machine had room while `gain_count` and `moves` had these values.
 
         Nothing is remembered if machines changed classes meanwhile: the search may have missed one.
         Exact maxima of the searched classes save the next demand of another size this search.
@@ -234,7 +236,7 @@ class Bucket(MachinesByClass[Machine]):
         if moves == self.moves and not moves % 2:
             if self._no_fit_cache is None:
                 self._no_fit_cache = NoFitCache()
-            self._no_fit_cache.add(demand, news)
+            self._no_fit_cache.add(demand, gain_count)
             for space_class in self._promising(self._order(demand), demand):
                 if len(self.by_class[space_class] or ()) > _FEW:
                     self.roomiest("memory", space_class)
@@ -348,9 +350,9 @@ class Pool:
 
     def note_no_fit(self, demand: Demand) -> None:
         """Record that a demand found no room, if that holds for every bucket."""
-        news = self.gain + self.relief.count
-        if self._no_fit_at != news:
-            self._no_fit_cache, self._no_fit_at = set(), news
+        gain_count = self.gain + self.relief.count
+        if self._no_fit_at != gain_count:
+            self._no_fit_cache, self._no_fit_at = set(), gain_count
         if all(
             not bucket.size or bucket.is_closed(demand) or not admits_any_of(demand, bucket)
             for bucket in list(self.buckets.values())

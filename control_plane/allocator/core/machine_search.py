@@ -108,7 +108,7 @@ class Search:
             is_freeing = bucket in freeing_buckets
             if not is_freeing and bucket.is_no_fit(demand):
                 continue
-            news, moves, no_fit = bucket.news, bucket.moves, not (powered or rooms)
+            gain_count, moves, no_fit = bucket.gain_count, bucket.moves, not (powered or rooms)
             if not tight:
                 machine = bucket.first()
                 if machine is None:
@@ -128,7 +128,7 @@ class Search:
                 if tried > _QUICK_MACHINES:
                     return None
             if no_fit:
-                bucket.note_no_fit(demand, news, moves)
+                bucket.note_no_fit(demand, gain_count, moves)
         return None
 
     def first_empty(self, draft: Draft, parts: Sequence[Part]) -> Machine | None:

@@ -131,7 +131,7 @@ class Power:
                 return budget
         return None
 
-    def why(self, machine: Powered, extra: Mapping[Budget, int] | None = None) -> str:
+    def describe_lack(self, machine: Powered, extra: Mapping[Budget, int] | None = None) -> str:
         """Describe why a machine may get no first task; empty if it may."""
         budget = self.short(machine, extra)
         if budget is None:

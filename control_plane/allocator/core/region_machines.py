@@ -205,7 +205,7 @@ class RegionMachines:
 
     def why_short(self, machine: Machine) -> str:
         """Describe the lack of power that keeps a machine from its first task; empty if none."""
-        return self.power.why(machine) if self.power is not None else ""
+        return self.power.describe_lack(machine) if self.power is not None else ""
 
     def power_budgets(self) -> list[PowerBudget]:
         """Return the places that have a power budget, and their use."""

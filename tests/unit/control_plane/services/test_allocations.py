@@ -213,7 +213,7 @@ async def test_the_second_phase_is_repeated_until_a_broker_answers(small: Region
         assert got.unplaced == ()
         assert len(p.held()) == 4  # the others were notified
         assert p.index.pool("front").size == 6  # the change is decided, so it counts
-        assert list(p.brokers.away()) == ["dc2"]
+        assert list(p.brokers.unreachable()) == ["dc2"]
         there = ((Property.DATACENTER, frozenset({"dc1"})),)
         guest = await p.allocate(a_request(1, "guest", demand=replace(TASK, requires=there)))
         assert guest.unplaced == ()
@@ -349,7 +349,7 @@ async def test_an_allocation_answers_although_a_broker_never_does(small: Region)
         site.hangs = True
         with pytest.raises(Busy, match="a broker did not answer"):
             await first(p)
-        assert "dc3" in p.brokers.away()
+        assert "dc3" in p.brokers.unreachable()
         assert (p.where(), p.held()) == ({}, {})
         site.hangs = False
 
