@@ -16,7 +16,14 @@ from control_plane.health.checker import HealthChecker
 from control_plane.health.watch import Watch
 from control_plane.ops_planner import planner
 from control_plane.scheduler.core import approval as consulting
-from control_plane.scheduler.core import decide, reconcile, release, rollout, sizing
+from control_plane.scheduler.core import (
+    decide,
+    needed_operations,
+    reconcile,
+    release,
+    rollout,
+    sizing,
+)
 from control_plane.scheduler.core.decision import Decision, DecisionInput
 from vm_lab.region import scenario
 from vm_lab.region.run import Job, run_one
@@ -41,7 +48,7 @@ def test_a_budget_that_ignores_failures_is_found(monkeypatch: pytest.MonkeyPatch
     def serves(task: TaskRecord, _: View) -> bool:
         return task.phase is not TaskPhase.DRAINING and task.phase is not TaskPhase.STOPPING
 
-    monkeypatch.setattr(decide, "available", serves)
+    monkeypatch.setattr(needed_operations, "available", serves)
     assert found("everything", {"budget"}).seed <= MOST
 
 
