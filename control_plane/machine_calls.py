@@ -84,7 +84,7 @@ class MachineCalls:
     def _tasks_of(self, machine: str) -> tuple[int, bool]:
         """Return how many tasks a machine has, and whether its agent answers."""
         tasks = self._allocator.directory.tasks(machine)
-        return len(tasks), self._observations.look(machine).answering
+        return len(tasks), self._observations.peek(machine).answering
 
     def _draw(self, record: MachineRecord) -> tuple[float, float]:
         """Return the promised share of a machine's CPU, and its draw in watts by the model."""

@@ -20,7 +20,7 @@ from control_plane.api.machines import MachineRecord
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.core.assignment import FREE
-from control_plane.broker.many import FollowedMachines
+from control_plane.broker.followed_machines import FollowedMachines
 from control_plane.broker.marks import Marks
 from control_plane.broker.service import MachineService
 from control_plane.discovery.discovery import Discovery
@@ -328,7 +328,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             loops.start("leadership", self.processes.wait_replaced)
         loops.start("date", self._anchor.run, Failing.RESTARTS)
         self.restored.begin = lambda: self._start_commanding(loops)
-        if not self.restored.waits:
+        if not self.restored.needs_release:
             self._start_commanding(loops)
         loops.start("health", self._checker.run)
         loops.start("age of the store", self._checker.restored.wait)

@@ -144,7 +144,7 @@ class RunningShards(ShardLookup):
         if owner is not None:
             for job in self.jobs_in(pool):
                 owner.scheduler.wake(job)
-            owner.keeper.look_at(pool)
+            owner.keeper.watch_pool(pool)
 
     async def _until_written(self, pool: str) -> None:
         """Return once all jobs that were being written into a pool are in the table (BUG-CP61).

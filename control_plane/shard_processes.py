@@ -54,7 +54,7 @@ class ShardProcesses(RunningShards):
         processes: RoleLeaders,
         look_at: Callable[[str], None],
     ) -> None:
-        """`look_at(machine)` makes the health check follow a machine, or stop following it."""
+        """`watch_pool(machine)` makes the health check follow a machine, or stop following it."""
         super().__init__(parts, ownership, allocators)
         self._processes, self._role = processes, processes.own
         self._look_at, self._runs = look_at, False

@@ -65,7 +65,7 @@ class StatusCalls:
             return Liveness(ok=False, detail=trouble)
         alarm = f"{len(self.quarantined)} damaged records are set aside" * bool(self.quarantined)
         details = [
-            self.restored.words(),
+            self.restored.describe_wait(),
             self._checker.restored.describe(),
             self._checker.held.brake,
         ]
@@ -103,7 +103,7 @@ class StatusCalls:
         limits = self.limits.views(self._runtime.now()).limits
         reasons = (f"limit {v.name}: {v.reason}" for v in limits if v.name in held and v.reason)
         states = (
-            self.restored.words(),
+            self.restored.describe_wait(),
             self._checker.restored.describe(),
             self._checker.held.brake,
         )

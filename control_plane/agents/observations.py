@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from agent.api import MachineFacts, ProfileState, ProfileStatus, TaskStatus
-from control_plane.agents.core.seen import SeenMachine
+from control_plane.agents.core.observed import ObservedMachine
 from control_plane.agents.ports import KnownMachines
 from control_plane.agents.protocol import EventStream
 from control_plane.api.machines import MachineRecord, MachineState
@@ -23,8 +24,12 @@ from control_plane.runtime.table import ignore
 
 PROFILE = "profile"
 """The subject of a refusal that is about no task and no image."""
+_KEPT = 1_000
+"""Confirmed stops and refusals that are kept of one machine; one that is missing costs a command
+that its agent answers again."""
 _NO_PROFILE = ProfileStatus()
 _NO_HOME = frozenset[str]()
+T = TypeVar("T")
 Changed = Callable[[str], None]
 """Called with a machine."""
 OneChanged = Callable[[str, str], None]
@@ -39,9 +44,9 @@ class Observation:
     """
 
     asked_since: float | None = None
-    """None: this process does not ask it now, so its silence means nothing."""
+    """Since when this process calls the agent; None: it does not, so silence means nothing."""
     answered_at: float | None = None
-    """When a call was answered last; `stream` knows of the others."""
+    """When a call was answered last; `stream` has the last contact of its own requests."""
     stream: EventStream | None = None
     """Open while the agent is followed."""
     alive_at: float | None = None
@@ -64,7 +69,7 @@ class Observation:
         return bool(self.boot_id)
 
     def forgive_profile(self) -> None:
-        """Forget that the agent refused its profile: it took it, or another is wanted."""
+        """Forget that the agent refused its profile: it accepted it, or another is wanted."""
         self.refused.pop(PROFILE, None)
         self.profile_refusals = 0
 
@@ -86,7 +91,7 @@ class Observation:
 
 
 UNSEEN = Observation()
-"""Stands for every unknown machine; to be read, never to be changed."""
+"""The observation of every machine without reports; never changed."""
 
 
 class Observations:
@@ -98,7 +103,7 @@ class Observations:
         self._observations: BigMap[Observation] = BigMap()
         self.restored = 0
         """The term in which the store was restored from a copy; 0: it never was."""
-        self.let_go: dict[str, set[str]] = {}
+        self.released_tasks: dict[str, set[str]] = {}
         """Machine → tasks that the restored store lacks, and that may be stopped."""
         self._listeners: list[Changed] = []
         self._listeners_of_one: list[OneChanged] = []
@@ -107,8 +112,7 @@ class Observations:
     def listen(self, changed: Changed, of_one: OneChanged | None = None) -> None:
         """Call `changed(machine)` whenever something about a machine may matter.
 
-        Where that is one task or image alone, `of_one(machine, which)` is called instead, if
-        it is given.
+        If only one task or image changed, `of_one(machine, which)` is called instead, if given.
         """
         self._listeners.append(changed)
         self._listeners_of_one.append(of_one or (lambda machine, _: changed(machine)))
@@ -122,16 +126,18 @@ class Observations:
                 self._observations[machine] = known
         return known
 
-    def look(self, machine: str) -> Observation:
-        """Return what is known of a machine, to be read only. A machine that was never seen gets no
-        object: at 100,000 machines these were a quarter of what an allocator keeps.
+    def peek(self, machine: str) -> Observation:
+        """Return what is known of a machine, to be read only; `UNSEEN` for one without reports.
+
+        Objects for machines without reports were a quarter of an allocator's memory at 100,000
+        machines.
         """
         known = self._observations.get(machine)
         return UNSEEN if known is None else known
 
     def view(
         self, pools: Mapping[str, str], machines: Iterable[str], now: float
-    ) -> dict[str, SeenMachine]:
+    ) -> dict[str, ObservedMachine]:
         """Return machines by name, as the scheduler sees them.
 
         `pools`: entitlement → its pool, of all versions that tasks of the job may run.
@@ -146,11 +152,12 @@ class Observations:
 
     def ready(self, record: MachineRecord) -> bool:
         """Return whether tasks may start there: its own profile, verified in this boot."""
-        return _is_ready(record, self.look(record.machine))
+        return _is_ready(record, self.peek(record.machine))
 
     def steady(self, machine: str, pool: str) -> Mapping[str, TaskStatus] | None:
-        """Return the tasks on a machine, if it is ready for tasks of a pool and nothing is planned
-        for it; None: `view` has to judge it.
+        """Return the tasks on a machine that is ready for a pool and has no planned events.
+
+        None: `view` has to judge the machine.
         """
         record, observation = self._broker.table.find(machine), self._observations.get(machine)
         if record is None or observation is None:
@@ -166,7 +173,7 @@ class Observations:
         profile: ProfileStatus,
         images: Iterable[str],
     ) -> None:
-        """Record a complete answer: from now on absence means something."""
+        """Record a complete answer: from now on a task that is missing does not exist."""
         observation = self.observation(machine)
         observation.boot_id = facts.boot_id
         observation.tasks = {status.task_id: status for status in tasks}
@@ -181,13 +188,13 @@ class Observations:
         self.changed(machine)
 
     def asked(self, machine: str) -> None:
-        """Record that a machine is asked from now on: its silence counts."""
+        """Record that this process calls the agent from now on: its silence counts."""
         observation = self.observation(machine)
         if observation.asked_since is None:
             observation.asked_since = self._runtime.now()
 
     def unasked(self, machine: str) -> None:
-        """Record that a machine is not asked for now: its silence does not count."""
+        """Record that this process does not call the agent now: its silence does not count."""
         self.observation(machine).asked_since = None
 
     def record_contact(self, machine: str, at: float | None = None) -> None:
@@ -240,7 +247,7 @@ class Observations:
         """Record that the agent accepted a stop, or (`gone`) that it knows no such task."""
         self.record_contact(machine)
         observation = self.observation(machine)
-        observation.stopped[task] = max(generation, observation.stopped.get(task, 0))
+        _put(observation.stopped, task, max(generation, observation.stopped.get(task, 0)))
         observation.refused.pop(task, None)
         if gone:
             observation.tasks.pop(task, None)
@@ -257,7 +264,9 @@ class Observations:
 
     def image_came(self, machine: str, digest: str) -> None:
         """Record that a machine has an image."""
-        self.observation(machine).images |= {digest}
+        observation = self.observation(machine)
+        observation.images |= {digest}
+        observation.refused.pop(digest, None)
         self._one_changed(machine, digest)
 
     def refused(self, machine: str, task: str, reason: str, *, doubtful: bool) -> None:
@@ -266,13 +275,13 @@ class Observations:
         It was about a task, an image or `PROFILE`.
         """
         observation = self.observation(machine)
-        observation.refused[task] = reason
+        _put(observation.refused, task, reason)
         if task == PROFILE and not doubtful:
             observation.profile_refusals += 1
         observation.doubtful = observation.doubtful or doubtful
         self.changed(machine)
 
-    def left(self, machine: str) -> None:
+    def forget_reports(self, machine: str) -> None:
         """Forget a machine's reports: another process follows it from now on."""
         observation, blank = self._observations.get(machine), Observation()
         if observation is not None:
@@ -297,11 +306,11 @@ class Observations:
 
     def _seen(
         self, record: MachineRecord, homes: Mapping[str, frozenset[str]], now: float, steady: float
-    ) -> SeenMachine:
+    ) -> ObservedMachine:
         observation = self.observation(record.machine)
         up = record.state is MachineState.UP
         is_in_contact = up and observation.answering
-        seen = SeenMachine(
+        seen = ObservedMachine(
             up=up,
             answering=observation.answering,
             ready=is_in_contact and _is_ready(record, observation),
@@ -324,6 +333,13 @@ class Observations:
             excused=excused(record, now),
             returning=returning(record, now),
         )
+
+
+def _put(known: dict[str, T], key: str, value: T) -> None:
+    """Set a value, and drop the oldest entry if there are too many."""
+    known[key] = value
+    if len(known) > _KEPT:
+        del known[next(iter(known))]
 
 
 def _is_ready(record: MachineRecord, observation: Observation) -> bool:

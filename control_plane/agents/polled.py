@@ -1,4 +1,4 @@
-"""Long polls for the events of an agent; a slow agent is distinguished from a dead host."""
+"""Long polls for the events of an agent, which distinguish a slow agent from a dead host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIN_POLL_S = 0.1
 """Pause between polls that brought nothing: no busy loop with an agent that does not wait."""
 CONNECT_S = 2.0
 """How long a host may take to accept a connection: two attempts of TCP (RFC 6298: 1 s)."""
-TakesConnections = Callable[[], Awaitable[bool]]
+AcceptsConnections = Callable[[], Awaitable[bool]]
 """Returns whether the host's kernel accepts a connection."""
 T = TypeVar("T")
 GetEvents = Callable[[int, float], Awaitable[api.Events]]
@@ -40,38 +40,42 @@ class PolledEvents:
     def __init__(
         self,
         ask: GetEvents,
-        takes: TakesConnections,
+        accepts: AcceptsConnections,
         runtime: Runtime,
         after: int,
         patience: PollPatience,
     ) -> None:
         self.last_contact_at = float("-inf")
-        self._ask, self._takes, self._runtime = ask, takes, runtime
+        self._get_events, self._accepts, self._runtime = ask, accepts, runtime
         self._after, self._patience = after, patience
         self._boot_id: str | None = None
 
     async def next(self) -> api.Events:
         """Return the first answer, then each that brings something; see `EventStream`."""
         while True:
-            asked = self._runtime.now()
+            call = self._runtime.now()
             events = await self._poll()
             self.last_contact_at = self._runtime.now()
             boots, self._boot_id = (self._boot_id, events.boot_id), events.boot_id
             if events.lost or events.events or boots[0] != boots[1]:
                 self._after = events.latest
                 return events
-            if self.last_contact_at - asked < MIN_POLL_S:
+            if self.last_contact_at - call < MIN_POLL_S:
                 await self._runtime.sleep(MIN_POLL_S)
 
     async def close(self) -> None:
-        """There is nothing to close: a poll that is cancelled ends its own connection."""
+        """Do nothing: a poll that is cancelled ends its own connection."""
 
     async def _poll(self) -> api.Events:
-        asked = self._ask(self._after, self._patience.wait_s)
-        return await within(asked, "a request for events", self._patience.give_up_s, self._takes)
+        call = self._get_events(self._after, self._patience.wait_s)
+        return await answer_within(
+            call, "a request for events", self._patience.give_up_s, self._accepts
+        )
 
 
-async def within(call: Awaitable[T], what: str, patience_s: float, takes: TakesConnections) -> T:
+async def answer_within(
+    call: Awaitable[T], what: str, patience_s: float, accepts: AcceptsConnections
+) -> T:
     """Return the answer of a call; without one raise `Busy` if the host is alive.
 
     Then its agent is starved of CPU or stuck, and its tasks most likely run.
@@ -81,13 +85,13 @@ async def within(call: Awaitable[T], what: str, patience_s: float, takes: TakesC
             return await call
     except TimeoutError:
         why = f"{what} is not answered within {patience_s:g} s"
-        if await takes():
+        if await accepts():
             raise Busy(f"the host accepts connections, but {why}") from None
         raise Unreachable(why) from None
 
 
 class PolledAgent(AgentClient):
-    """Implements `AgentApi` for a machine of the real world."""
+    """Implements `AgentApi` by calls to an agent over the network."""
 
     def __init__(
         self, endpoint: str, tls: ssl.SSLContext | None, runtime: Runtime, patience: PollPatience
@@ -97,15 +101,17 @@ class PolledAgent(AgentClient):
 
     def follow(self, after: int) -> PolledEvents:
         """Return the agent's events after a sequence number, as they come."""
-        takes = self._takes_connections
-        return PolledEvents(self.get_events, takes, self._runtime, after, self._patience)
+        accepts = self._accepts_connections
+        return PolledEvents(self.get_events, accepts, self._runtime, after, self._patience)
 
     async def get_machine(self) -> api.MachineFacts:
         """Return what the machine has, or raise `Busy` for an agent that only is slow."""
-        asked, patience_s = super().get_machine(), self._patience.give_up_s
-        return await within(asked, "a request for facts", patience_s, self._takes_connections)
+        call, patience_s = super().get_machine(), self._patience.give_up_s
+        return await answer_within(
+            call, "a request for facts", patience_s, self._accepts_connections
+        )
 
-    async def _takes_connections(self) -> bool:
+    async def _accepts_connections(self) -> bool:
         """Return whether the host's kernel accepts a connection for the agent."""
         place = urlsplit(self.endpoint)
         if place.hostname is None or place.port is None:

@@ -1,4 +1,4 @@
-"""Open clients of agents, one per machine."""
+"""Keeps one open client of an agent per machine."""
 
 from __future__ import annotations
 

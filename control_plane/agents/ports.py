@@ -63,13 +63,13 @@ class KnownMachines(Protocol):
     def held(self, entitlement: str) -> list[MachineRecord]:
         """Return the machines of an entitlement; of the free pool for `FREE`."""
 
-    def away(self) -> dict[str, str]:
+    def unreachable(self) -> dict[str, str]:
         """Return the data centers whose brokers do not answer at present, and why."""
 
     async def release(self, machine: str, *, revision: int) -> MachineRecord:
         """Give a machine back to the free pool, unless anything changed since `revision`."""
 
-    async def find_out(self, machine: str) -> None:
+    async def resolve_outcome(self, machine: str) -> None:
         """Read a machine again if it is not known whether its last write was made."""
 
     async def prepare(self, transaction: str, takes: Mapping[str, Take]) -> None:

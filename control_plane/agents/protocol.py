@@ -1,4 +1,4 @@
-"""What the control plane asks of an agent."""
+"""The part of an agent's API that the control plane calls."""
 
 from __future__ import annotations
 

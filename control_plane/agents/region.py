@@ -1,4 +1,4 @@
-"""What all actors above the machines share: brokers, observations, the knobs, and the runtime."""
+"""The region as one process serves it: brokers, observations, settings and the runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Region:
     runtime: Runtime
     limits: FrontEndLimits = field(default_factory=FrontEndLimits)
     is_second: Callable[[str, str], bool] = lambda _machine, _boot_id: False
-    """Whether the host of this boot only has the identity of this machine (docs/adr/0107)."""
+    """Whether the host of this boot is a clone, which has this machine's identity (ADR 0107)."""
     owns: Callable[[str], bool] = lambda _pool: True
     """Whether this process is the shard that decides about a pool (docs/adr/0152)."""
     follows: Callable[[str], bool] = lambda _pool: True
@@ -31,4 +31,4 @@ class Region:
     calls: Callable[[MachineRecord], bool] = lambda _record: True
     """Whether this process calls the agent of a machine: follows it, or has tasks left there."""
     shared: dict[str, object] = field(default_factory=dict)
-    """What actors of one kind share where there are several in this process, by kind."""
+    """Kind → the state that several actors of that kind in this process share."""

@@ -16,73 +16,73 @@ from dataclasses import replace
 from control_plane.allocator.core.feasibility import bin_of
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.allocator.core.request import ALONE, Near, Request
+from control_plane.allocator.core.request import NO_NEIGHBOURS, NeighbourJobs, Request
 from control_plane.api.policy import Neighbour, Property
 from control_plane.api.requirements import Because, In, Not, Term
 
 
 class JobAffinity:
-    """Knows which jobs are related, and derives the terms for their placement."""
+    """The relations between jobs, and the terms for their placement that follow."""
 
     def __init__(self, index: RegionIndex) -> None:
         self._index = index
-        self._near: dict[str, Near] = {}
+        self._neighbours: dict[str, NeighbourJobs] = {}
         """Job → the neighbours that it names; without jobs that name none."""
-        self._named: dict[str, dict[str, None]] = defaultdict(dict)
+        self._named_by: dict[str, dict[str, None]] = defaultdict(dict)
         """Job → the jobs that name it."""
-        self._alone: dict[str, int] = {}
+        self._placed_alone: dict[str, int] = {}
         """Jobs that are being placed, and were related to no other job when that began."""
-        self._ended = asyncio.Event()
+        self._placement_ended = asyncio.Event()
         """Set when one of these jobs is placed, and replaced by a new event."""
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def note(self, job: str, near: Near | None) -> None:
+    def note(self, job: str, neighbours: NeighbourJobs | None) -> None:
         """Record which other jobs a job names; None if the job is gone."""
-        for neighbour in _all(self._near.pop(job, ALONE)):
-            named = self._named[neighbour.job]
+        for neighbour in _all_neighbours(self._neighbours.pop(job, NO_NEIGHBOURS)):
+            named = self._named_by[neighbour.job]
             named.pop(job, None)
             if not named:
-                del self._named[neighbour.job]
-        if near is not None and near != ALONE:
-            self._near[job] = near
-            for neighbour in _all(near):
-                self._named[neighbour.job][job] = None
+                del self._named_by[neighbour.job]
+        if neighbours is not None and neighbours != NO_NEIGHBOURS:
+            self._neighbours[job] = neighbours
+            for neighbour in _all_neighbours(neighbours):
+                self._named_by[neighbour.job][job] = None
 
-    def begins_alone(self, job: str) -> bool:
+    def begin_alone(self, job: str) -> bool:
         """Return whether no other job is related to a job; then record it until `ended`."""
-        if job in self._near or job in self._named:
+        if job in self._neighbours or job in self._named_by:
             return False
-        self._alone[job] = self._alone.get(job, 0) + 1
+        self._placed_alone[job] = self._placed_alone.get(job, 0) + 1
         return True
 
-    def ended(self, job: str) -> None:
+    def end_alone(self, job: str) -> None:
         """Record that the placement of a job that began alone has ended."""
-        left = self._alone[job] = self._alone[job] - 1
+        left = self._placed_alone[job] = self._placed_alone[job] - 1
         if not left:
-            del self._alone[job]
+            del self._placed_alone[job]
             if self._turns:  # a related job may wait for this
-                self._ended.set()
-                self._ended = asyncio.Event()
+                self._placement_ended.set()
+                self._placement_ended = asyncio.Event()
 
     @asynccontextmanager
     async def turn(self, request: Request) -> AsyncIterator[None]:
         """Wait until no related job is being placed; none begins within this context."""
         async with self._turns[request.pool]:
-            while any(other in self._alone for other in self._others(request.job)):
-                await self._ended.wait()
+            while any(other in self._placed_alone for other in self._others(request.job)):
+                await self._placement_ended.wait()
             yield
 
-    def bound(self, request: Request, near: Near | None = None) -> Request:
+    def with_terms(self, request: Request, neighbours: NeighbourJobs | None = None) -> Request:
         """Return a request with the terms that follow from the present places of related jobs.
 
         `near` replaces the neighbours that the job names; None for the recorded ones.
         """
         job = request.job
-        if near is None:
-            near = self._near.get(job, ALONE)
-        if near == ALONE and job not in self._named:
+        if neighbours is None:
+            neighbours = self._neighbours.get(job, NO_NEIGHBOURS)
+        if neighbours == NO_NEIGHBOURS and job not in self._named_by:
             return request
-        terms = tuple(self._terms(job, near))
+        terms = tuple(self._terms(job, neighbours))
         groups = tuple(replace(group, among=(*group.among, *terms)) for group in request.groups)
         return replace(request, groups=groups)
 
@@ -90,29 +90,29 @@ class JobAffinity:
         """Return the machines of a job if another job depends on them; else None."""
         awaited = any(
             neighbour.job == job
-            for other in self._named.get(job, ())
-            for neighbour in self._near[other].together_with
+            for other in self._named_by.get(job, ())
+            for neighbour in self._neighbours[other].together_with
         )
         return frozenset(self._machines(job)) if awaited else None
 
     def _others(self, job: str) -> Iterator[str]:
-        yield from self._named.get(job, ())
-        for neighbour in _all(self._near.get(job, ALONE)):
+        yield from self._named_by.get(job, ())
+        for neighbour in _all_neighbours(self._neighbours.get(job, NO_NEIGHBOURS)):
             yield neighbour.job
 
-    def _terms(self, job: str, near: Near) -> Iterator[Term]:
-        for neighbour in near.apart_from:
-            yield from self._off(neighbour.job, neighbour.property)
-        for other in self._named.get(job, ()):
-            for neighbour in self._near[other].apart_from:
+    def _terms(self, job: str, neighbours: NeighbourJobs) -> Iterator[Term]:
+        for neighbour in neighbours.apart_from:
+            yield from self._terms_apart(neighbour.job, neighbour.property)
+        for other in self._named_by.get(job, ()):
+            for neighbour in self._neighbours[other].apart_from:
                 if neighbour.job == job:
-                    yield from self._off(other, neighbour.property)
-        for neighbour in near.together_with:
-            there = self._bins(neighbour.job, neighbour.property)
+                    yield from self._terms_apart(other, neighbour.property)
+        for neighbour in neighbours.together_with:
+            bins = self._bins(neighbour.job, neighbour.property)
             why = f"not in the {neighbour.property} of a task of {neighbour.job}"
-            yield Because(In(neighbour.property, there), why)
+            yield Because(In(neighbour.property, bins), why)
 
-    def _off(self, other: str, property_: Property) -> Iterator[Term]:
+    def _terms_apart(self, other: str, property_: Property) -> Iterator[Term]:
         if taken := self._bins(other, property_):
             yield Because(Not(In(property_, taken)), f"in the {property_} of a task of {other}")
 
@@ -129,5 +129,5 @@ class JobAffinity:
             yield from (claim.machine for claim in claims.reserved.claims)
 
 
-def _all(near: Near) -> tuple[Neighbour, ...]:
-    return (*near.apart_from, *near.together_with)
+def _all_neighbours(neighbours: NeighbourJobs) -> tuple[Neighbour, ...]:
+    return (*neighbours.apart_from, *neighbours.together_with)

@@ -21,22 +21,29 @@ from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.region_machines import IndexedMachine
-from control_plane.allocator.core.request import Allocation, Allowance, Group, Near, Plan, Request
+from control_plane.allocator.core.request import (
+    Allocation,
+    Allowance,
+    Group,
+    NeighbourJobs,
+    Plan,
+    Request,
+)
 from control_plane.allocator.core.spread import (
     Repair,
     Targets,
-    evened,
-    gaining,
+    even_spread,
+    improving_moves,
     next_to_move,
     targets_of,
-    trying,
+    trial_request,
 )
 from control_plane.allocator.ports import Grants
 from control_plane.allocator.quota_usage import QuotaUsage
 from control_plane.allocator.quotas import Quotas
+from control_plane.allocator.region_allocators import AllocatorMember, RegionAllocators
 from control_plane.allocator.releases import Releases
 from control_plane.allocator.resync import Resync
-from control_plane.allocator.shards import Member, Shards
 from control_plane.allocator.task_directory import TaskDirectory
 from control_plane.allocator.transactions import Allocations
 from control_plane.allocator.usability import Usability
@@ -64,7 +71,7 @@ class Allocator:
         name: str = "allocator",
     ) -> None:
         """`name` is unique among the allocators of a region."""
-        self._shards = Shards.of(region)
+        self._shards = RegionAllocators.of(region)
         self.index = RegionIndex(self._shards.power)
         self.allocations = Allocations(
             store, self.index, region.broker, self.refresh, name, runtime=region.runtime
@@ -78,18 +85,18 @@ class Allocator:
         self._counted = QuotaUsage(self.index, self._runtime.date)
         self.quotas = Quotas(region, portal, self.index, self._counted)
         self.waiting = self.quotas.waiting
-        self._member = Member(
+        self._member = AllocatorMember(
             self.index, self.waiting, portal.specs, self.refresh, self._quotas_changed
         )
         self.resync = Resync(self.broker, self.index, self.refresh, self._runtime)
         self.releases = Releases(self.broker, self.index, self.refresh)
         is_taking = self.allocations.is_taking
         self.usability = Usability(region, portal, jobs, self.directory, self.releases, is_taking)
-        self._away: dict[str, str] = {}
+        self._unreachable: dict[str, str] = {}
         """Data centers whose brokers did not answer at the last check, and why."""
         self._quarantined: dict[str, float] = {}
         """Machine → until when it may not get the profile that it failed to reach."""
-        self._neighbours = JobAffinity(self.index)
+        self._affinity = JobAffinity(self.index)
         self._asked: dict[str, tuple[JobSpec, EntitlementRecord, Request]] = {}
         """Job → arguments and terms of its last `place`, and the request made from them."""
         self._loaded = False
@@ -114,9 +121,9 @@ class Allocator:
         await self.allocations.recover()
         await self.resync.read_brokers()
         await self.allocations.load(self.region.owns)
-        for job, near in self.allocations.stored.near.items():
+        for job, neighbours in self.allocations.stored.neighbours.items():
             if self._jobs.find(job) is None:  # placed by a program without job records
-                self._neighbours.note(job, near)
+                self._affinity.note(job, neighbours)
         for record in self._jobs.records():
             if self.region.owns(self.pool_of(record.spec)):
                 self._adopt(record)
@@ -169,13 +176,13 @@ class Allocator:
         is no such entitlement, and `Busy` if other allocations were faster at each attempt.
         """
         request = self._request(spec)
-        self._neighbours.note(spec.name, request.near)
+        self._affinity.note(spec.name, request.neighbours)
         return await self.allocate(request)
 
     async def plan(self, spec: JobSpec) -> Targets:
         """Return where `place` would put each task, or why nowhere; changes nothing."""
         request = self._request(spec)
-        made = await self._planned(request, request.near)
+        made = await self._planned(request, request.neighbours)
         return targets_of(request, made, self.index.claims.get(request.job) or ())
 
     def _request(self, spec: JobSpec) -> Request:
@@ -197,36 +204,36 @@ class Allocator:
             preferences=preferences_of(spec, entitlement.spec),
             fit=spec.fit,
             gang=spec.admission is Admission.GANG,
-            near=Near.of(spec),
+            neighbours=NeighbourJobs.of(spec),
         )
         self._asked[spec.name] = (spec, entitlement, made)
         return made
 
     async def allocate(self, request: Request) -> Allocation:
         """Carry out a request; the result is durable when this returns (`transactions`)."""
-        neighbours = self._neighbours
-        if neighbours.begins_alone(request.job):
+        affinity = self._affinity
+        if affinity.begin_alone(request.job):
             try:
                 return await self._allocate(request)
             finally:
-                neighbours.ended(request.job)
-        async with neighbours.turn(request):
+                affinity.end_alone(request.job)
+        async with affinity.turn(request):
             return await self._allocate(request)
 
     async def _allocate(self, request: Request) -> Allocation:
         if self.waiting.begin(request.job):
             self.allocations.forget_answer(request.job)
-        before = self._neighbours.placed(request.job)
+        before = self._affinity.placed(request.job)
         allocation = await self.allocations.allocate(
             request,
             lambda: self.quotas.allowance(request),
             self.quotas.profile(request.pool),
-            self._neighbours.bound,
+            self._affinity.with_terms,
         )
-        if before is not None and before != self._neighbours.placed(request.job):
-            self.index.loosened(request.pool)
+        if before is not None and before != self._affinity.placed(request.job):
+            self.index.note_gain(request.pool)
         if allocation.unplaced:
-            self.waiting.put(request.job, replace(request, back=()), allocation.gain)
+            self.waiting.put(request.job, replace(request, unmoved=()), allocation.gain)
         else:
             self.waiting.drop(request.job)
         return allocation
@@ -242,7 +249,7 @@ class Allocator:
         """Return the last answer if the request is the same and the answer still holds."""
         if self.waiting.begin(request.job):
             return None
-        allocation = self.allocations.known(self._neighbours.bound(request))
+        allocation = self.allocations.known(self._affinity.with_terms(request))
         if allocation is not None and not allocation.unplaced:
             self.waiting.drop(request.job)
         elif allocation is not None:
@@ -257,21 +264,21 @@ class Allocator:
     async def repairs(self, request: Request, most: int = 1) -> tuple[Repair, ...]:
         """Return at most `most` moves that make a job's spread more even; changes nothing.
 
-        `request` is the job's present request. The result is empty if the spread is even, if there
-        is no room for more, or if the job's first preference is not a spread.
+        `request` is the job's present request. The result is empty if the spread is even, no
+        machine has room, or the job's first preference is not a spread.
         """
-        over, known = evened(request.preferences), self.index.claims.get(request.job)
+        over, known = even_spread(request.preferences), self.index.claims.get(request.job)
         if over is None or known is None:
             return ()
         claims, compute = known.copy(), self.region.runtime.compute
         tried, left = await compute(len(claims), next_to_move, claims, over, most)
         if not tried:
             return ()
-        made = await self._planned(trying(request, tried, left))
-        return await compute(len(claims), gaining, claims, over, made, most)
+        made = await self._planned(trial_request(request, tried, left))
+        return await compute(len(claims), improving_moves, claims, over, made, most)
 
-    async def _planned(self, request: Request, near: Near | None = None) -> Plan:
-        request = self._neighbours.bound(request, near)
+    async def _planned(self, request: Request, neighbours: NeighbourJobs | None = None) -> Plan:
+        request = self._affinity.with_terms(request, neighbours)
         steps = planning(self.index, request, self.quotas.allowance(request))
         return await self.allocations.in_steps(steps)
 
@@ -279,7 +286,7 @@ class Allocator:
         """Give back everything that a job claims."""
         self.waiting.drop(job)
         self._asked.pop(job, None)
-        self._neighbours.note(job, None)
+        self._affinity.note(job, None)
         claims = self.index.claims.get(job)
         if claims is not None:
             await self.allocations.allocate(Request(job, claims.pool), Allowance)
@@ -305,23 +312,23 @@ class Allocator:
         """Return whether the tasks of a machine must leave it now."""
         return self._counted.leaves(machine)
 
-    async def look_at_clock(self) -> None:
+    async def update_with_time(self) -> None:
         """Update machines that change with time alone, and those with unknown writes."""
-        await self.releases.find_out()
+        await self.releases.resolve_outcomes()
         awaited, self.usability.awaited = self.usability.awaited, {}
         await self.resync.in_turns([*awaited, *self._counted.special()])
         now = self._runtime.date()
         over = [name for name, until in self._quarantined.items() if until <= now]
         for name in over:
             del self._quarantined[name]
-        away, self._away = self._away, self.broker.away()
-        if over or away.keys() - self._away.keys():
-            self.index.loosened()
+        unreachable, self._unreachable = self._unreachable, self.broker.unreachable()
+        if over or unreachable.keys() - self._unreachable.keys():
+            self.index.note_gain()
 
     def _quotas_changed(self) -> None:
         self.quotas.changed()
         self.waiting.reorder()
-        self.index.loosened()
+        self.index.note_gain()
 
     def entitlement_of(self, spec: JobSpec) -> EntitlementSpec | None:
         """Return the specification of a job's entitlement."""
@@ -338,7 +345,7 @@ class Allocator:
     def _as_indexed(self, record: MachineRecord) -> IndexedMachine:
         """Return a machine's entry for the index, and record its quota use and quarantine."""
         if self._counted.note(record):
-            self.quotas.promises.outdated()
+            self.quotas.promises.mark_outdated()
         if record.quarantined_until > self._runtime.date():
             self._quarantined[record.machine] = record.quarantined_until
         capacity, place = self._kinds.capacity(record), self._kinds.place(record)
@@ -363,7 +370,7 @@ class Allocator:
         self._quarantined.pop(name, None)
         self.usability.awaited.pop(name, None)
         if self._counted.forget(name):
-            self.quotas.promises.outdated()
+            self.quotas.promises.mark_outdated()
 
     def _machine_seen(self, name: str) -> None:
         record = self.broker.table.find(name)
@@ -378,6 +385,6 @@ class Allocator:
             self._by_entitlement[entitlement].pop(name, None)
         for entitlement in bound_to(after) if after is not None else ():
             self._by_entitlement[entitlement][name] = None
-        self._neighbours.note(name, Near.of(after.spec) if after is not None else None)
+        self._affinity.note(name, NeighbourJobs.of(after.spec) if after is not None else None)
         for machine in changed:
             self._machine_seen(machine)

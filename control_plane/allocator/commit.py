@@ -1,4 +1,4 @@
-"""The second phase of allocations: sends the decision to brokers until each has acknowledged it.
+"""The second phase of allocations: sends each decision to the brokers until all acknowledge it.
 
 A decision is durable and will be carried out, so its caller does not wait for a broker whose store
 fails. After a second the work continues in the background. The same holds for the rollback of an
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from control_plane.agents.ports import KnownMachines
-from control_plane.allocator.turns import end
+from control_plane.allocator.turns import finish_or_cancel
 from control_plane.broker.holds import Take
 from control_plane.runtime.runtime import Runtime
 from wire.errors import Busy
@@ -54,25 +54,25 @@ class Commits:
             await self._until_acknowledged(transaction, "assignment", self._participants.commit)
             then()
 
-        await self._begin(transaction, work)
+        await self._track(transaction, work)
 
     async def abort(self, transaction: str) -> None:
         """Let all brokers release the machines that they may hold."""
         what, abort = "release of holds", self._participants.abort
-        await self._begin(transaction, lambda: self._until_acknowledged(transaction, what, abort))
+        await self._track(transaction, lambda: self._until_acknowledged(transaction, what, abort))
 
     async def close(self) -> None:
         """Wait for running work for a moment; the next start finishes the rest."""
-        await end(list(self._work.values()))
+        await finish_or_cancel(list(self._work.values()))
 
-    async def _begin(self, transaction: str, work: Callable[[], Awaitable[None]]) -> None:
-        async def noted() -> None:
+    async def _track(self, transaction: str, work: Callable[[], Awaitable[None]]) -> None:
+        async def tracked() -> None:
             try:
                 await work()
             finally:
                 self._work.pop(transaction, None)
 
-        task = self._runtime.spawn("allocation ends", noted())
+        task = self._runtime.spawn("allocation ends", tracked())
         self._work[transaction] = task
         await asyncio.wait([task], timeout=WAIT_S)
 

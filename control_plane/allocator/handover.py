@@ -58,4 +58,4 @@ def adopt(allocator: Allocator, pool: str, stored: Sequence[Stored], step: int =
         for _ in restoring(one.record, allocator.index, step):
             pass
     allocator.refresh([record.machine for record in allocator.broker.held(pool)])
-    allocator.index.loosened(FREE)
+    allocator.index.note_gain(FREE)

@@ -17,10 +17,10 @@ from control_plane.runtime.table import ignore
 from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
-_LOOK_S = 5.0
+_ROUND_S = 5.0
 """The longest time between two rounds."""
 _CLOCK_S = 1.0
-"""The shortest time between two calls of `Allocator.look_at_clock`."""
+"""The shortest time between two calls of `Allocator.update_with_time`."""
 _PAUSE_S = 0.02
 """Pause after each round, which bounds the number of rounds during many changes."""
 
@@ -40,27 +40,27 @@ class PoolKeeper:
         self._empty: dict[str, float] = {}
         """Machine of an entitlement without tasks → since when (time of the loop)."""
         self._wake = asyncio.Event()
-        self._looked_at = -_CLOCK_S
+        self._updated_at = -_CLOCK_S
         self.keeps: Callable[[MachineRecord], bool] = lambda _: False
         """Returns whether a machine stays for another reason; other components set this."""
         allocator.allocations.listen(self._emptied)
-        region.broker.listen(lambda name, *_: self._look_soon(name), loaded=ignore)
+        region.broker.listen(lambda name, *_: self._watch_if_empty(name), loaded=ignore)
         allocator.portal.table.listen(lambda *_: self._wake.set())
 
     async def run(self) -> None:
         """Give unneeded machines back until cancelled."""
         for name in self._broker.table:  # the index has another order in each process
-            self._look_soon(name)
+            self._watch_if_empty(name)
             await self._runtime.checkpoint()
         while True:
             try:
-                async with asyncio.timeout(min(self._settings.resync_s, _LOOK_S)):
+                async with asyncio.timeout(min(self._settings.resync_s, _ROUND_S)):
                     await self._wake.wait()
             except TimeoutError:
                 pass
             self._wake.clear()
             try:
-                await self._look()
+                await self._release_superfluous()
             except Exception:
                 log.exception("the release of machines failed")
             await asyncio.sleep(_PAUSE_S)
@@ -78,12 +78,12 @@ class PoolKeeper:
             self._empty[machine.name] = now
         self._wake.set()
 
-    def look_at(self, pool: str) -> None:
+    def watch_pool(self, pool: str) -> None:
         """Check all machines of a pool that came to this shard."""
         for record in self._broker.held(pool):
-            self._look_soon(record.machine)
+            self._watch_if_empty(record.machine)
 
-    def _look_soon(self, name: str) -> None:
+    def _watch_if_empty(self, name: str) -> None:
         machine = self._index.machines.get(name)
         if machine is None or machine.pool == FREE or not self._owns(machine.pool):
             return
@@ -91,11 +91,11 @@ class PoolKeeper:
             self._empty.setdefault(name, self._runtime.now())
             self._wake.set()
 
-    async def _look(self) -> None:
+    async def _release_superfluous(self) -> None:
         now = self._runtime.now()
-        if now - self._looked_at >= _CLOCK_S:
-            self._looked_at = now
-            await self._allocator.look_at_clock()
+        if now - self._updated_at >= _CLOCK_S:
+            self._updated_at = now
+            await self._allocator.update_with_time()
         over: dict[str, bool] = {}
         """Pool → whether it holds more than its quota."""
         for name, since in list(self._empty.items()):
@@ -108,7 +108,7 @@ class PoolKeeper:
             if pool not in over:
                 over[pool] = self._allocator.quotas.is_over(pool)
             if self._is_superfluous(machine, now - since, is_over=over[pool]):
-                await self._release(machine)
+                await self._release_within_limit(machine)
                 over.pop(pool)
             await self._runtime.checkpoint()
         await self._release_broken()
@@ -157,7 +157,7 @@ class PoolKeeper:
                 if record is None or machine is None or not self._is_lost(record):
                     continue
                 if self._has_spare(pool):
-                    await self._release(machine)
+                    await self._release_within_limit(machine)
 
     def _is_lost(self, record: MachineRecord) -> bool:
         placed = self._allocator.directory.tasks(record.machine).values()
@@ -178,8 +178,8 @@ class PoolKeeper:
             for machine in self._index.fitting(group.demand, (FREE,))
         )
 
-    async def _release(self, machine: Machine) -> None:
-        """Give one machine back, unless the limit is reached; then a later round does it."""
+    async def _release_within_limit(self, machine: Machine) -> None:
+        """Give one machine back, unless the rate limit is reached: then a later round does it."""
         if self._limit.take(self._runtime.now()) == 0:
             await self._give_back(machine)
 

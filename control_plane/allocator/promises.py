@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping
 
-from control_plane.allocator.core.ledger import Ledger
+from control_plane.allocator.core.ledger import PromiseLedger
 from control_plane.allocator.core.machine_pools import Bucket, Machine
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.broker.core.assignment import FREE
@@ -30,32 +30,32 @@ class PromiseKeeper:
     """Distributes the rest of all quotas over the free machines after each change of either.
 
     In a region of many pools these sums run in small steps on a copy, concurrently to other work.
-    Until they are done, and whenever they are old, a `Ledger` bounds the machines that may be
-    taken. Its bound may be lower than necessary, but never too high.
+    Until they are done, and whenever they are old, a `PromiseLedger` bounds the machines that may
+    be taken. Its bound may be lower than necessary, but never too high.
     """
 
     def __init__(
         self,
         index: RegionIndex,
         quotas: Callable[[], Mapping[str, Quota]],
-        aside: Callable[[str], Mapping[MachineClass, int]],
+        uncounted: Callable[[str], Mapping[MachineClass, int]],
         runtime: Runtime,
     ) -> None:
         """`aside(pool)` returns machines that count neither as held by a pool nor as free."""
-        self._index, self._quotas, self._aside = index, quotas, aside
+        self._index, self._quotas, self._uncounted = index, quotas, uncounted
         self._runtime = runtime
         self._known: Mapping[str, Quota] | None = None
         self._held: defaultdict[str, Counter[MachineClass]] = defaultdict(Counter)
-        """Pool → its machines at the last `_follow`, including those put aside."""
+        """Pool → its machines at the last `_record_moves`, including those put aside."""
         self._outdated = True
         """Whether the last sums cannot be corrected by a ledger."""
-        self._overtaken = False
-        """Whether the same holds for the sums that run now."""
-        self._begun = 0
+        self._outdated_meanwhile = False
+        """Whether that also holds for the sums that are being computed."""
+        self._computations = 0
         """How often sums were begun. If several run, only the last one counts."""
         self._promises: Promises | None = None
         """The last sums; None if something changed since then."""
-        self._ledger: Ledger | None = None
+        self._ledger: PromiseLedger | None = None
         """None if all pools may use the same kinds of machines."""
         self._kinds: list[MachineClass] = []
         self._limits: dict[str, Limits] = {}
@@ -67,48 +67,48 @@ class PromiseKeeper:
 
     def limits(self, pool: str) -> Limits | None:
         """Return how many machines of each kind a pool may take; None for any number."""
-        self._follow()
+        self._record_moves()
         quotas = self._quotas()
         if quotas is not self._known:
             self._known = quotas
-            self.outdated()
+            self.mark_outdated()
         if not self._is_new() and len(quotas) < MANY:
-            for _ in self._sums(quotas):
+            for _ in self._compute(quotas):
                 pass
         if self._outdated:
-            self._want()
+            self._request_sums()
             return dict.fromkeys(self._held.get(FREE, ()), 0)
         if self._ledger is None:
             return None
         found = self._limits.get(pool)
         if found is None:
-            found = self._limits[pool] = self._found(pool, self._ledger)
+            found = self._limits[pool] = self._limits_of(pool, self._ledger)
         return found
 
     async def load(self) -> None:
         """Do the sums once at a start, so that no pool is refused because they are missing."""
-        changed = list(self._index.take_moves().items())
+        changed = list(self._index.take_bucket_growth().items())
         for first in range(0, len(changed), _BUCKETS):
-            self._count_in(changed[first : first + _BUCKETS])
+            self._count_moves(changed[first : first + _BUCKETS])
             await self._runtime.checkpoint()
-        await self._renew()
+        await self._compute_in_steps()
 
     async def run(self) -> None:
         """Do the sums of a region with many pools, a step at a time, until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            await self._renew()
+            await self._compute_in_steps()
             if self._refused:
                 self._refused = False
-                self._index.loosened()
+                self._index.note_gain()
             await self._runtime.sleep(_REST_S)
 
-    async def _renew(self) -> None:
+    async def _compute_in_steps(self) -> None:
         """Do the sums for the present quotas and machines, a step at a time."""
-        self._follow()
+        self._record_moves()
         self._known = quotas = self._quotas()
-        for _ in self._sums(quotas):
+        for _ in self._compute(quotas):
             await self._runtime.checkpoint()
 
     def kept_without(self, pool: str, taken: Iterable[Machine]) -> Generator[None, None, bool]:
@@ -117,7 +117,7 @@ class PromiseKeeper:
         False if a promise is broken that would be kept without them. A process sees what others
         took only after it took machines itself, so it calls this after it has followed that.
         """
-        self._follow()
+        self._record_moves()
         quotas = self._quotas()
         if len({_kind(quota) for quota in quotas.values()}) <= 1:
             return True
@@ -130,36 +130,36 @@ class PromiseKeeper:
             kind = MachineClass.of(machine.capacity, machine.place)
             before.setdefault(pool, Counter())[kind] -= 1
             before.setdefault(FREE, Counter())[kind] += 1
-        now, _ = yield from self._laid(quotas, held)
-        then, _ = yield from self._laid(quotas, before)
+        now, _ = yield from self._distribute(quotas, held)
+        then, _ = yield from self._distribute(quotas, before)
         return not now.lacking() - then.lacking()
 
-    def outdated(self) -> None:
+    def mark_outdated(self) -> None:
         """Record that the machines put aside have changed."""
-        self._outdated = self._overtaken = True
+        self._outdated = self._outdated_meanwhile = True
 
     def _is_new(self) -> bool:
         return not self._outdated and (self._promises is not None or self._ledger is None)
 
-    def _found(self, pool: str, ledger: Ledger) -> Limits:
+    def _limits_of(self, pool: str, ledger: PromiseLedger) -> Limits:
         if self._promises is not None:
             spare = self._promises.spare(pool)
             return {kind: spare.get(kind, 0) for kind in self._kinds}
         limits = ledger.limits(pool)
         if not all(limits.values()):
-            self._want()
+            self._request_sums()
         return limits
 
-    def _want(self) -> None:
+    def _request_sums(self) -> None:
         self._refused = True
         self._wanted.set()
 
-    def _follow(self) -> None:
+    def _record_moves(self) -> None:
         """Record which machines changed pools."""
-        if changed := self._index.take_moves():
-            self._count_in(changed.items())
+        if changed := self._index.take_bucket_growth():
+            self._count_moves(changed.items())
 
-    def _count_in(self, changed: Iterable[tuple[Bucket, int]]) -> None:
+    def _count_moves(self, changed: Iterable[tuple[Bucket, int]]) -> None:
         moves: Counter[tuple[str, MachineClass]] = Counter()
         for bucket, by in changed:
             moves[bucket.pool.name, MachineClass.of(bucket.capacity, bucket.place)] += by
@@ -176,28 +176,28 @@ class PromiseKeeper:
         self._promises = None
         self._limits = {}
         if self._ledger is not None:
-            self._ledger.follow(moves)
-            self._outdated = self._outdated or not self._ledger.is_true
+            self._ledger.record_moves(moves)
+            self._outdated = self._outdated or not self._ledger.is_valid
 
-    def _sums(self, quotas: Mapping[str, Quota]) -> Generator[None, None, None]:
+    def _compute(self, quotas: Mapping[str, Quota]) -> Generator[None, None, None]:
         """Do the sums on the present state; later changes are followed afterwards."""
-        self._since, self._overtaken = Counter(), False
-        self._begun += 1
-        this = self._begun
+        self._since, self._outdated_meanwhile = Counter(), False
+        self._computations += 1
+        this = self._computations
         if len({_kind(quota) for quota in quotas.values()}) <= 1:
-            self._take(None, [])
+            self._use_result(None, [])
             return
         held = self._held_by([*quotas, FREE])
         yield
-        promises, supply = yield from self._laid(quotas, held)
-        self._follow()
-        if this == self._begun:
-            self._take(promises, list(supply))
+        promises, supply = yield from self._distribute(quotas, held)
+        self._record_moves()
+        if this == self._computations:
+            self._use_result(promises, list(supply))
 
     def _held_by(self, pools: Iterable[str]) -> dict[str, Mapping[MachineClass, int]]:
         return {pool: dict(self._held[pool]) for pool in pools if pool in self._held}
 
-    def _laid(
+    def _distribute(
         self, quotas: Mapping[str, Quota], held: Mapping[str, Mapping[MachineClass, int]]
     ) -> Generator[None, None, tuple[Promises, Counter[MachineClass]]]:
         """Return the promises of the rest of all quotas, and the free machines, if pools hold
@@ -205,24 +205,24 @@ class PromiseKeeper:
         """
         left = {}
         for number, (pool, quota) in enumerate(quotas.items()):
-            left[pool] = quota_left(quota, self._without_aside(pool, held.get(pool)))
+            left[pool] = quota_left(quota, self._counted_only(pool, held.get(pool)))
             if number % _STEP == _STEP - 1:
                 yield
-        supply = self._without_aside(FREE, held.get(FREE))
+        supply = self._counted_only(FREE, held.get(FREE))
         promises = yield from Promises.in_steps(left, supply)
         return promises, supply
 
-    def _take(self, promises: Promises | None, kinds: list[MachineClass]) -> None:
+    def _use_result(self, promises: Promises | None, kinds: list[MachineClass]) -> None:
         """Use new sums, corrected by the changes since they were begun."""
         self._promises, self._kinds, self._limits = promises, kinds, {}
-        self._outdated = self._overtaken
-        self._ledger = Ledger(promises.shares()) if promises is not None else None
+        self._outdated = self._outdated_meanwhile
+        self._ledger = PromiseLedger(promises.shares()) if promises is not None else None
         if self._ledger is not None and self._since:
             self._promises = None
-            self._ledger.follow(self._since)
-            self._outdated = self._outdated or not self._ledger.is_true
+            self._ledger.record_moves(self._since)
+            self._outdated = self._outdated or not self._ledger.is_valid
 
-    def _without_aside(
+    def _counted_only(
         self, pool: str, held: Mapping[MachineClass, int] | None
     ) -> Counter[MachineClass]:
         """Return the machines that count, of those that a pool held when the sums began.
@@ -231,7 +231,7 @@ class PromiseKeeper:
         """
         found = Counter(held)
         if held:
-            found.subtract(self._aside(pool))
+            found.subtract(self._uncounted(pool))
         return +found
 
 

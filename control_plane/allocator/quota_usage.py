@@ -1,11 +1,10 @@
 """Counts the machines against quotas (CP3).
 
-With a quota of N, at any time:
+With a quota of N, an entitlement has at any time:
 
-- at most N machines: those that the entitlement holds and that take tasks, and those that it lent
-  to others and that will come back;
-- at most another N machines that its tasks must leave (drained, called back). So their successors
-  may come before they are empty, and all together are at most 2 N (docs/adr/0134).
+- at most N machines that it holds and that take tasks, or that it lent to others;
+- at most another N machines that its tasks must leave (drained, called back). So it may get other
+  machines before these are empty, and has at most 2 N in all (docs/adr/0134).
 
 Machines that an entitlement borrowed count against the quota of the lender (EL4).
 """
@@ -44,7 +43,7 @@ class QuotaUsage:
         """`wall` returns the date; the caller calls `note` for each record."""
         self._index, self._wall = index, wall
         self._special: dict[str, _Special] = {}
-        self._in: dict[str, dict[str, None]] = {}
+        self._special_in: dict[str, dict[str, None]] = {}
         """Pool → its special machines: dictionaries, because sets have no order."""
         self._lent_by: dict[str, dict[str, None]] = {}
 
@@ -56,11 +55,11 @@ class QuotaUsage:
         if planned or record.loan is not None:
             donor = record.loan.donor if record.loan is not None else None
             found = _Special(record.entitlement, donor, leaving(record, self._wall()))
-        return self._put(record.machine, found)
+        return self._replace(record.machine, found)
 
     def forget(self, name: str) -> bool:
         """Forget a machine that is gone; return whether that changes the counts."""
-        return self._put(name, None)
+        return self._replace(name, None)
 
     def special(self) -> list[str]:
         """Return the machines whose counting may change with time."""
@@ -105,7 +104,7 @@ class QuotaUsage:
         return found
 
     def _of(self, pool: str) -> Iterator[tuple[Machine, _Special]]:
-        for name in self._in.get(pool, ()):
+        for name in self._special_in.get(pool, ()):
             machine = self._index.machines.get(name)
             if machine is not None and machine.pool == pool:
                 yield machine, self._special[name]
@@ -118,23 +117,23 @@ class QuotaUsage:
             if machine is not None and machine.pool != pool:
                 yield machine
 
-    def _put(self, name: str, special: _Special | None) -> bool:
+    def _replace(self, name: str, special: _Special | None) -> bool:
         known = self._special.get(name)
         if known == special:
             return False
         if known is not None:
             del self._special[name]
-            _drop(self._in, known.pool, name)
-            _drop(self._lent_by, known.donor, name)
+            _remove_from(self._special_in, known.pool, name)
+            _remove_from(self._lent_by, known.donor, name)
         if special is not None:
             self._special[name] = special
-            self._in.setdefault(special.pool, {})[name] = None
+            self._special_in.setdefault(special.pool, {})[name] = None
             if special.donor is not None:
                 self._lent_by.setdefault(special.donor, {})[name] = None
         return True
 
 
-def _drop(table: dict[str, dict[str, None]], key: str | None, name: str) -> None:
+def _remove_from(table: dict[str, dict[str, None]], key: str | None, name: str) -> None:
     if key is None:
         return
     names = table[key]

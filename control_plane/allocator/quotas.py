@@ -13,7 +13,7 @@ from control_plane.allocator.core.request import Allowance, Request
 from control_plane.allocator.ports import Grants
 from control_plane.allocator.promises import Limits, PromiseKeeper
 from control_plane.allocator.quota_usage import QuotaUsage
-from control_plane.allocator.shards import Shards
+from control_plane.allocator.region_allocators import RegionAllocators
 from control_plane.allocator.waiting import Waiting, WaitingDemand
 from control_plane.api.elastic import ElasticMode
 from control_plane.api.settings import Overgrant
@@ -34,7 +34,7 @@ class Quotas:
         self._broker, self._runtime = region.broker, region.runtime
         self._elastic = region.settings.elastic
         self._portal, self._counted = portal, counted
-        self._shards = Shards.of(region)
+        self._shards = RegionAllocators.of(region)
         self._quotas: dict[str, Quota] | None = None
         self.waiting = Waiting(self.priority, index.gains, lambda: index.losses)
         self.waiting.served = self._shards.served
@@ -84,7 +84,7 @@ class Quotas:
         per_type = {k: n - held.per_type[k] for k, n in quota.per_type.items()}
         return Allowance(
             machines=None if quota.machines is None else quota.machines - held.machines,
-            none_left=self._none_left(pool, quota),
+            none_left=self._why_none_left(pool, quota),
             micro_rru=None if quota.rru is None else micro(quota.rru) - held.micro_rru,
             per_type=per_type or None,
             types=quota.types,
@@ -95,7 +95,7 @@ class Quotas:
             unpromised=self._unpromised(pool),
         )
 
-    def _none_left(self, pool: str, quota: Quota) -> str:
+    def _why_none_left(self, pool: str, quota: Quota) -> str:
         """Return why a pool that holds its number of machines may take no more."""
         found = self._portal.table.find(pool)
         if quota.machines != 0 or found is None or not found.spec.borrows:
@@ -116,7 +116,7 @@ class Quotas:
             return True
         return (yield from self.promises.kept_without(pool, taken))
 
-    def _ahead_of(self, pool: str) -> list[WaitingDemand]:
+    def _demands_before(self, pool: str) -> list[WaitingDemand]:
         """Return the waiting demands that come before those of a pool."""
         return [
             demand
@@ -127,22 +127,22 @@ class Quotas:
 
     def _refusals(self, request: Request) -> tuple[_RefusesOne, _RefusesAll]:
         """Return the checks of single free machines, and of buckets for reasons that all share."""
-        profile, before = self.profile(request.pool), self._ahead_of(request.pool)
-        away = self._broker.away()
+        profile, before = self.profile(request.pool), self._demands_before(request.pool)
+        silent_brokers = self._broker.unreachable()
 
-        def unreachable(place: Place) -> str:
-            why = away.get(place.datacenter)
+        def why_unreachable(place: Place) -> str:
+            why = silent_brokers.get(place.datacenter)
             return f"the broker of {place.datacenter} does not answer: {why}" if why else ""
 
-        def reserved(there: Machine | Bucket, suits: Callable[[Demand], bool]) -> str:
+        def reserved(place_or_bucket: Machine | Bucket, suits: Callable[[Demand], bool]) -> str:
             for other in before:
-                if suits(other.demand) and self.allows(other.pool, there):
-                    self.waiting.yielded(request.job)
+                if suits(other.demand) and self.allows(other.pool, place_or_bucket):
+                    self.waiting.note_yielded(request.job)
                     return f"reserved for entitlement {other.pool}, which has a higher priority"
             return ""
 
         def refuses(machine: Machine) -> str:
-            if why := unreachable(machine.place):
+            if why := why_unreachable(machine.place):
                 return why
             record = self._broker.table.find(machine.name)
             if record is None:
@@ -153,7 +153,7 @@ class Quotas:
             return reserved(machine, lambda demand: not judge(demand, machine, machine))
 
         def refuses_all(bucket: Bucket) -> str:
-            return unreachable(bucket.place) or reserved(bucket, lambda d: fits_each(d, bucket))
+            return why_unreachable(bucket.place) or reserved(bucket, lambda d: fits_each(d, bucket))
 
         return refuses, refuses_all
 

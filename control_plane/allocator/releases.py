@@ -1,8 +1,8 @@
 """Blocks machines that are being given to another pool, until the store confirms the write.
 
 The decision to give a machine back comes first, the store's confirmation later. If the outcome of
-the write is unknown, the write may still happen seconds later. Then the machine stays blocked until
-its broker has read it again.
+the write is unknown, the store may still make it seconds later. Then the machine stays blocked
+until its broker has read it again.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Releases:
             del self._under_way[name]
             self._refresh([name])
 
-    async def find_out(self) -> None:
+    async def resolve_outcomes(self) -> None:
         """Read machines again for which the outcome of a write is unknown."""
         for name in list(self._in_doubt):
             try:
-                await self._broker.find_out(name)
+                await self._broker.resolve_outcome(name)
             except NotFound:
                 pass  # the machine left the region
             except TwineError as e:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from control_plane.allocator.core.allocation_record import record_after
 from control_plane.allocator.core.claims import Change, Claims
-from control_plane.allocator.core.request import ALONE, Near
+from control_plane.allocator.core.request import NO_NEIGHBOURS, NeighbourJobs
 from control_plane.api.allocations import AllocationRecord, Decision
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import pages
@@ -48,7 +48,7 @@ class StoredAllocations:
         self._store, self._runtime = store, runtime
         self._slots = Slots(store, name)
         self._revisions: dict[str, int] = {}
-        self.near: dict[str, Near] = {}
+        self.neighbours: dict[str, NeighbourJobs] = {}
         """Job → the neighbours that its record names."""
         self.done: list[str] = []
         """Decisions that every broker carried out: deleted with the next write."""
@@ -77,15 +77,15 @@ class StoredAllocations:
         return Stored(decode(entry.value, AllocationRecord, entry.key), entry.revision)
 
     def note(self, stored: Stored) -> None:
-        """Adopt a record; the next write of this allocator replaces it."""
+        """Take over a record; the next write of this allocator replaces it."""
         self._revisions[stored.record.job] = stored.revision
         record = stored.record
-        self._note(record.job, Near(record.apart_from, record.together_with))
+        self._note(record.job, NeighbourJobs(record.apart_from, record.together_with))
 
     def forget(self, job: str) -> None:
         """Forget a job that now belongs to another allocator."""
         self._revisions.pop(job, None)
-        self.near.pop(job, None)
+        self.neighbours.pop(job, None)
 
     async def decided(self) -> set[str]:
         """Return the decided transactions, which some brokers may not have carried out yet."""
@@ -93,11 +93,15 @@ class StoredAllocations:
         return {entry.key.removeprefix(DECISIONS) for entry in listing.entries}
 
     async def write(
-        self, change: Change, claims: Claims | None, near: Near, transaction: str = ""
+        self,
+        change: Change,
+        claims: Claims | None,
+        neighbours: NeighbourJobs,
+        transaction: str = "",
     ) -> None:
         """Store the job's next record together with the decision: the commit point."""
         job = change.job
-        record = record_after(change, claims, near)
+        record = record_after(change, claims, neighbours)
         key = allocation_key(job)
         operations: list[Operation] = [Put(key, encode(record)) if record else Delete(key)]
         if transaction:
@@ -127,13 +131,13 @@ class StoredAllocations:
             self._revisions.pop(job, None)
         else:
             self._revisions[job] = revision
-        self._note(job, near if record is not None else ALONE)
+        self._note(job, neighbours if record is not None else NO_NEIGHBOURS)
 
-    def _note(self, job: str, near: Near) -> None:
-        if near == ALONE:
-            self.near.pop(job, None)
+    def _note(self, job: str, neighbours: NeighbourJobs) -> None:
+        if neighbours == NO_NEIGHBOURS:
+            self.neighbours.pop(job, None)
         else:
-            self.near[job] = near
+            self.neighbours[job] = neighbours
 
     async def _outcome(self, attempt: WriteAttempt, key: str) -> int:
         """Return the revision of a write whose answer was lost; 0 if it will never be made.

@@ -10,7 +10,7 @@ from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, task_id
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PlacedTask:
     """One task on a machine, or one that must still be removed from it."""
 
     job: str
@@ -20,7 +20,7 @@ class Entry:
     """The machine is down; the task moves as soon as there is room."""
 
 
-_NONE: Mapping[str, Entry] = {}
+_NONE: Mapping[str, PlacedTask] = {}
 """The tasks of a machine without tasks: a query must not add an entry."""
 
 
@@ -29,11 +29,11 @@ class TaskDirectory:
 
     def __init__(self) -> None:
         """Start empty; the caller calls `settle` for each record."""
-        self._on: dict[str, dict[str, Entry]] = {}
+        self._on: dict[str, dict[str, PlacedTask]] = {}
         self._listeners: list[Callable[[list[str]], None]] = []
 
     def listen(self, listener: Callable[[list[str]], None]) -> None:
-        """Have `listener` called with the machines whose tasks changed, after each change."""
+        """Call `listener(machines)` after each change, with the machines whose tasks changed."""
         self._listeners.append(listener)
 
     def settle(self, job: str, before: JobRecord | None, after: JobRecord | None) -> list[str]:
@@ -42,9 +42,8 @@ class TaskDirectory:
         `before` is the record of the last call, or an equal one.
         """
         found = set()
-        for (machine, task), entry in _differing(job, before, after).items():
-            there = self._on.get(machine, _NONE)
-            if there.get(task) == entry:
+        for (machine, task), entry in _changed_entries(job, before, after).items():
+            if self._on.get(machine, _NONE).get(task) == entry:
                 continue
             found.add(machine)
             if entry is None:
@@ -56,7 +55,7 @@ class TaskDirectory:
             listener(changed)
         return changed
 
-    def tasks(self, machine: str) -> Mapping[str, Entry]:
+    def tasks(self, machine: str) -> Mapping[str, PlacedTask]:
         """Return the tasks of a machine, by id."""
         return self._on.get(machine, _NONE)
 
@@ -69,11 +68,11 @@ class TaskDirectory:
         return [task for task, placed in self.tasks(machine).items() if placed.leaving]
 
 
-def _differing(
+def _changed_entries(
     job: str, before: JobRecord | None, after: JobRecord | None
-) -> dict[tuple[str, str], Entry | None]:
+) -> dict[tuple[str, str], PlacedTask | None]:
     """Return (machine, task) → its new entry, None if it is no longer there."""
-    found: dict[tuple[str, str], Entry | None] = {}
+    found: dict[tuple[str, str], PlacedTask | None] = {}
     for old, task in task_changes(before, after):
         was, now = _place(old), _place(task)
         if was == now:
@@ -81,21 +80,21 @@ def _differing(
         if old is not None and was is not None:
             found[was[0], task_id(job, old.index)] = None
         if task is not None and now is not None:
-            found[now[0], task_id(job, task.index)] = Entry(job, lost=now[1])
+            found[now[0], task_id(job, task.index)] = PlacedTask(job, lost=now[1])
     left = after.leaving if after is not None else {}
     if before is not None and before.leaving != left:
-        there = _placed(job, after)
+        placed = _placed(job, after)
         for machine, ids in before.leaving.items():
-            found |= {(machine, name): there.get((machine, name)) for name in ids}
+            found |= {(machine, name): placed.get((machine, name)) for name in ids}
     for machine, ids in left.items():
-        found |= {(machine, name): Entry(job, leaving=True) for name in ids}
+        found |= {(machine, name): PlacedTask(job, leaving=True) for name in ids}
     return found
 
 
-def _placed(job: str, record: JobRecord | None) -> dict[tuple[str, str], Entry]:
+def _placed(job: str, record: JobRecord | None) -> dict[tuple[str, str], PlacedTask]:
     tasks = record.tasks if record is not None else ()
     places = ((task_id(job, task.index), _place(task)) for task in tasks)
-    return {(at[0], name): Entry(job, lost=at[1]) for name, at in places if at is not None}
+    return {(at[0], name): PlacedTask(job, lost=at[1]) for name, at in places if at is not None}
 
 
 def _place(task: TaskRecord | None) -> tuple[str, bool] | None:

@@ -23,11 +23,23 @@ from control_plane.agents.ports import KnownMachines
 from control_plane.allocator.commit import Commits
 from control_plane.allocator.core.allocation_record import restoring
 from control_plane.allocator.core.claims import Change
-from control_plane.allocator.core.commit import follow, following, overtaken
+from control_plane.allocator.core.commit import (
+    PendingRequest,
+    move_back_change,
+    move_claims_back,
+    without_terms,
+)
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.allocator.core.request import ALONE, Allocation, Allowance, Near, Plan, Request
+from control_plane.allocator.core.request import (
+    NO_NEIGHBOURS,
+    Allocation,
+    Allowance,
+    NeighbourJobs,
+    Plan,
+    Request,
+)
 from control_plane.allocator.stored import StoredAllocations
 from control_plane.allocator.turns import JobTurns
 from control_plane.broker.holds import Take
@@ -40,32 +52,9 @@ ATTEMPTS = 10
 """Plans that are made for one request before it fails as busy."""
 STEP = 2_000
 """Tasks that are read between two turns of the event loop."""
-_AHEAD = "+"
+_IN_ADVANCE = "+"
 """Prefix of the job name under which a machine is taken before it has tasks; no job has it."""
 T = TypeVar("T")
-
-
-def _unbound(request: Request) -> Request:
-    return request
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request with its conditions, which are evaluated again for each plan."""
-
-    request: Request
-    allowance: Callable[[], Allowance]
-    """Returns the machines that its pool may take now."""
-    profile: str = ""
-    bound: Callable[[Request], Request] = _unbound
-    """Adds the present terms that follow from other jobs."""
-
-    def overtaken(self, change: Change) -> list[str]:
-        """Return the machines that a plan for this request may no longer use."""
-        request = self.bound(self.request)
-        if not change.takes and request is self.request:
-            return []
-        return overtaken(change, request, self.allowance())
 
 
 @dataclass(slots=True)
@@ -107,12 +96,12 @@ class Allocations:
         self._store = store
         self._runtime = runtime or Runtime()
         self._participants = participants
-        self._finishing = Commits(participants, self._runtime)
+        self._commits = Commits(participants, self._runtime)
         self.stored = StoredAllocations(store, name, self._runtime)
         self._answers: dict[str, tuple[Request, Allocation]] = {}
         """Job → its last request, and the answer."""
         self._turns = JobTurns()
-        self._claimed_by: dict[Machine, asyncio.Event] = {}
+        self._being_taken: dict[Machine, asyncio.Event] = {}
         """Machine that is being taken → event that is set when that has ended."""
         self._assigning: dict[str, str] = {}
         """Machine that was taken → its transaction, until all brokers have acknowledged it."""
@@ -132,7 +121,7 @@ class Allocations:
     async def close(self) -> None:
         """Wait for running work for a moment; `recover` finishes the rest at the next start."""
         await self._turns.close()
-        await self._finishing.close()
+        await self._commits.close()
 
     # -- restart
 
@@ -170,7 +159,7 @@ class Allocations:
         request: Request,
         allowance: Callable[[], Allowance],
         profile: str = "",
-        bound: Callable[[Request], Request] = _unbound,
+        with_terms: Callable[[Request], Request] = without_terms,
     ) -> Allocation:
         """Carry out a request; when this returns, the result survives any crash.
 
@@ -179,11 +168,11 @@ class Allocations:
         Raises `Busy` if other allocations were faster at every attempt. After any error nothing has
         changed.
         """
-        if (known := self.known(bound(request))) is not None:
+        if (known := self.known(with_terms(request))) is not None:
             return known
         self.counts.misses += 1
-        asked = _Asked(request, allowance, profile, bound)
-        return await self._turns.run(request.job, lambda: self._allocate(asked))
+        pending = PendingRequest(request, allowance, profile, with_terms)
+        return await self._turns.run(request.job, lambda: self._allocate(pending))
 
     async def take(
         self, machine: str, pool: str, allowance: Callable[[], Allowance], profile: str
@@ -195,14 +184,14 @@ class Allocations:
         found = self.index.machines.get(machine)
         if found is None:
             return False
-        change = Change(_AHEAD + machine, pool, takes=[found])
-        asked = _Asked(Request(change.job, pool), allowance, profile)
-        return await self._turns.run(change.job, lambda: self._carry_out(change, asked))
+        change = Change(_IN_ADVANCE + machine, pool, takes=[found])
+        pending = PendingRequest(Request(change.job, pool), allowance, profile)
+        return await self._turns.run(change.job, lambda: self._carry_out(change, pending))
 
     def known(self, request: Request) -> Allocation | None:
         """Return the last answer if its request was the same and it still holds."""
-        asked, answer = self._answers.get(request.job, (None, None))
-        if asked != request or answer is None or not self._holds(request, answer):
+        pending, answer = self._answers.get(request.job, (None, None))
+        if pending != request or answer is None or not self._is_current(request, answer):
             return None
         self.counts.hits += 1
         return answer
@@ -211,30 +200,30 @@ class Allocations:
         """Plan the next request of a job again, even if it is the same as the last."""
         self._answers.pop(job, None)
 
-    def _holds(self, request: Request, answer: Allocation) -> bool:
+    def _is_current(self, request: Request, answer: Allocation) -> bool:
         """Return whether a new computation would give the same answer."""
         claims = self.index.claims.get(request.job)
         if claims is not answer.claims or (claims is not None and not claims.valid):
             return False
         return not answer.unplaced or answer.gain == self.index.gains(request.pool)
 
-    async def _allocate(self, asked: _Asked) -> Allocation:
-        job = asked.request.job
+    async def _allocate(self, pending: PendingRequest) -> Allocation:
+        job = pending.request.job
         self._answers.pop(job, None)  # after a failure the old answer is not valid
-        if asked.request.back:
-            await self._follow(asked.request)
-            asked = replace(asked, request=replace(asked.request, back=()))
+        if pending.request.unmoved:
+            await self._move_back(pending.request)
+            pending = replace(pending, request=replace(pending.request, unmoved=()))
         for _ in range(ATTEMPTS):
             await self._runtime.checkpoint()
             claims = self.index.claims.get(job)
             if claims is not None:
                 claims.valid = True  # later changes of its machines set it to false again
-            request = asked.bound(asked.request)
-            made = await self.in_steps(planning(self.index, request, asked.allowance()))
+            request = pending.with_terms(pending.request)
+            made = await self.in_steps(planning(self.index, request, pending.allowance()))
             change = made.change
             if change.is_empty:
-                await self._restate(request)
-            elif not await self._carry_out(change, asked):
+                await self._store_neighbours(request)
+            elif not await self._carry_out(change, pending):
                 self.counts.conflicts += 1
                 await asyncio.sleep(0)
                 continue
@@ -245,38 +234,38 @@ class Allocations:
             hint="it is retried",
         )
 
-    async def _restate(self, request: Request) -> None:
+    async def _store_neighbours(self, request: Request) -> None:
         """Store the neighbours that a job names now, if nothing else of its allocation changes."""
-        known = self.stored.near.get(request.job, ALONE)
-        if request.job in self.stored and request.near != known:
-            await self._write(Change(request.job, request.pool), request.near)
+        known = self.stored.neighbours.get(request.job, NO_NEIGHBOURS)
+        if request.job in self.stored and request.neighbours != known:
+            await self._write(Change(request.job, request.pool), request.neighbours)
 
-    async def _follow(self, request: Request) -> None:
+    async def _move_back(self, request: Request) -> None:
         """Move claims back to the machines where tasks still are, whether or not they fit there.
 
         The index changes after the store, so a restart reads the same.
         """
         claims = self.index.claims.get(request.job)
-        change = following(request, claims, self.index.machines)
+        change = move_back_change(request, claims, self.index.machines)
         if claims is None or not change.claims:
             return
-        await self._write(change, request.near)
-        self._report_emptied(follow(self.index, change))
+        await self._write(change, request.neighbours)
+        self._report_emptied(move_claims_back(self.index, change))
 
-    async def _carry_out(self, change: Change, asked: _Asked) -> bool:
+    async def _carry_out(self, change: Change, pending: PendingRequest) -> bool:
         """Carry out a plan durably; return False if another allocation was faster."""
-        before_us = [
-            work for claim in change.claims if (work := self._claimed_by.get(claim.machine))
+        earlier_takes = [
+            work for claim in change.claims if (work := self._being_taken.get(claim.machine))
         ]
         done = asyncio.Event()
         for machine in change.takes:
-            self._claimed_by.setdefault(machine, done)
-        is_decided, shown = False, list[Machine]()
+            self._being_taken.setdefault(machine, done)
+        is_decided, announced = False, list[Machine]()
         try:
-            judged = partial(self._judged, asked, change, shown)
+            judged = partial(self._check_and_announce, pending, change, announced)
             if await self.in_steps(self.index.reserving(change, judged)):
                 return False
-            transaction = await self._decide_after(before_us, change, asked)
+            transaction = await self._decide_after(earlier_takes, change, pending)
             if transaction is None:
                 return False
             is_decided = True
@@ -285,23 +274,25 @@ class Allocations:
             emptied = await self.in_steps(self.index.settling(change))
         finally:
             for machine in change.takes:
-                if self._claimed_by.get(machine) is done:
-                    del self._claimed_by[machine]
+                if self._being_taken.get(machine) is done:
+                    del self._being_taken[machine]
             done.set()
             if change.takes and not is_decided:
-                self.taken(shown)
+                self.taken(announced)
                 self._refresh([machine.name for machine in change.takes])
         if transaction:
-            await self._finishing.commit(transaction, lambda: self._assigned(change, transaction))
+            await self._commits.commit(transaction, lambda: self._assigned(change, transaction))
         self._report_emptied(emptied)
         return True
 
-    def _judged(self, asked: _Asked, change: Change, shown: list[Machine]) -> list[str]:
+    def _check_and_announce(
+        self, pending: PendingRequest, change: Change, announced: list[Machine]
+    ) -> list[str]:
         """Return the machines that a change may not have; if there are none, announce its takes."""
-        refused = asked.overtaken(change)
+        refused = pending.refused_machines(change)
         if change.takes and not refused:
             self.taking(change.takes, change.pool)
-            shown += change.takes
+            announced += change.takes
         return refused
 
     def _report_emptied(self, machines: list[Machine]) -> None:
@@ -310,26 +301,26 @@ class Allocations:
                 on_emptied(machines)
 
     def _assigned(self, change: Change, transaction: str) -> None:
-        """Called after all brokers have acknowledged a decision."""
+        """Finish a transaction after all brokers have acknowledged its decision."""
         self.stored.done.append(transaction)
         for machine in change.takes:
             self._assigning.pop(machine.name, None)
-        self.index.assigned(change)
+        self.index.end_taking(change)
         self.taken(change.takes)
         self._refresh([machine.name for machine in change.takes])
 
     async def _decide_after(
-        self, before_us: list[asyncio.Event], change: Change, asked: _Asked
+        self, earlier_takes: list[asyncio.Event], change: Change, pending: PendingRequest
     ) -> str | None:
         """Decide a reserved change once the changes that take the same machines have ended.
 
         Return its transaction. Return None if others were faster; then nothing is reserved.
         """
         try:
-            for work in before_us:  # they may fail to get these machines
+            for work in earlier_takes:  # they may fail to get these machines
                 await work.wait()
             if all(claim.machine.pool == change.pool for claim in change.claims):
-                return await self._decide(change, asked)
+                return await self._decide(change, pending)
         except (Conflict, NotFound):
             pass
         except BaseException:
@@ -341,13 +332,13 @@ class Allocations:
     def is_under_way(self, jobs: Iterable[str]) -> bool:
         """Return whether an allocation of one of these jobs runs, or machines are being taken."""
         running = self._turns.running
-        ahead = any(name.startswith(_AHEAD) for name in running)
-        return bool(self._assigning) or ahead or any(job in running for job in jobs)
+        in_advance = any(name.startswith(_IN_ADVANCE) for name in running)
+        return bool(self._assigning) or in_advance or any(job in running for job in jobs)
 
     def is_taking(self, machine: str) -> bool:
         """Return whether a running allocation is taking a machine."""
         found = self.index.machines.get(machine)
-        return machine in self._assigning or (found is not None and found in self._claimed_by)
+        return machine in self._assigning or (found is not None and found in self._being_taken)
 
     async def in_steps(self, work: Generator[None, None, T]) -> T:
         """Run a generator to its end, with a checkpoint of the loop between its steps."""
@@ -371,28 +362,30 @@ class Allocations:
             self._answers[request.job] = request, allocation
         return allocation
 
-    async def _decide(self, change: Change, asked: _Asked) -> str:
+    async def _decide(self, change: Change, pending: PendingRequest) -> str:
         """Make a reserved change durable, after its brokers hold the machines that it takes.
 
         Return the transaction whose second phase must follow; empty if it takes no machines.
         """
         if not change.takes:
-            await self._write(change, asked.request.near)
+            await self._write(change, pending.request.neighbours)
             return ""
         self._number += 1
         transaction = f"{self._name}:{self._store.epoch()}-{self._number}"
-        takes = {machine.name: Take(change.pool, asked.profile) for machine in change.takes}
+        takes = {machine.name: Take(change.pool, pending.profile) for machine in change.takes}
         try:
-            await self._finishing.prepare(transaction, takes)
+            await self._commits.prepare(transaction, takes)
             if self.confirm is not None and not await self.confirm(change.takes, change.pool):
                 raise Conflict(f"cannot take {len(takes)} machines: they are promised to others")
-            await self._write(change, asked.request.near, transaction)
+            await self._write(change, pending.request.neighbours, transaction)
         except Exception:
-            await self._finishing.abort(transaction)
+            await self._commits.abort(transaction)
             raise
         self.counts.taken += len(takes)
         return transaction
 
-    async def _write(self, change: Change, near: Near, transaction: str = "") -> None:
-        await self.stored.write(change, self.index.claims.get(change.job), near, transaction)
+    async def _write(
+        self, change: Change, neighbours: NeighbourJobs, transaction: str = ""
+    ) -> None:
+        await self.stored.write(change, self.index.claims.get(change.job), neighbours, transaction)
         self.counts.stored += 1

@@ -16,7 +16,7 @@ _CLOSE_S = 1.0
 T = TypeVar("T")
 
 
-async def end(work: Sequence[asyncio.Future[Any]]) -> None:
+async def finish_or_cancel(work: Sequence[asyncio.Future[Any]]) -> None:
     """Wait a moment for running work, then cancel it, in its order."""
     if work:
         _, late = await asyncio.wait(work, timeout=_CLOSE_S)
@@ -42,7 +42,7 @@ class JobTurns:
 
     async def close(self) -> None:
         """Wait a moment for running work, then cancel it."""
-        await end(list(self._work))
+        await finish_or_cancel(list(self._work))
 
     async def run(self, job: str, begin: Callable[[], Coroutine[None, None, T]]) -> T:
         """Run `begin` once no other allocation of this job runs; return its result.
@@ -51,7 +51,7 @@ class JobTurns:
         """
         try:
             async with asyncio.timeout(ANSWER_S):
-                return await self._in_turn(job, begin)
+                return await self._run_in_turn(job, begin)
         except TimeoutError as e:
             raise Busy(
                 f"the tasks of job {job!r} have no machines yet: in {ANSWER_S:g} s a store has "
@@ -59,7 +59,7 @@ class JobTurns:
                 hint="the allocation continues; ask again",
             ) from e
 
-    async def _in_turn(self, job: str, begin: Callable[[], Coroutine[None, None, T]]) -> T:
+    async def _run_in_turn(self, job: str, begin: Callable[[], Coroutine[None, None, T]]) -> T:
         while (running := self._running.get(job)) is not None:
             await running.wait()
         self._running[job] = done = asyncio.Event()
@@ -72,13 +72,13 @@ class JobTurns:
             if work.done():
                 self._end(job, done)
             else:
-                work.add_done_callback(lambda _: self._ended_alone(job, done, work))
+                work.add_done_callback(lambda _: self._end_abandoned(job, done, work))
 
     def _end(self, job: str, done: asyncio.Event) -> None:
         self._running.pop(job, None)
         done.set()
 
-    def _ended_alone(self, job: str, done: asyncio.Event, work: asyncio.Future[Any]) -> None:
+    def _end_abandoned(self, job: str, done: asyncio.Event, work: asyncio.Future[Any]) -> None:
         """Record the end of an allocation for which no caller waits."""
         self._end(job, done)
         if not work.cancelled() and (error := work.exception()) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from agent.api import ProfileState
 from control_plane.agents.core.commands import unknown_tasks
-from control_plane.agents.core.restored import is_of_before
+from control_plane.agents.core.restored import predates_restore
 from control_plane.agents.observations import Observation
 from control_plane.agents.region import Region
 from control_plane.allocator.ports import Grants
@@ -52,7 +52,7 @@ class Usability:
             return f"is held for transaction {record.hold.transaction}"
         if record.unavailability and (planned := blocking(record, self._runtime.date())):
             return planned
-        observation = self._observations.look(record.machine)
+        observation = self._observations.peek(record.machine)
         is_silent = not observation.answering and self._follows(record.entitlement)
         if is_silent and not self._is_awaited(record.machine, observation):
             return "does not answer"
@@ -69,11 +69,11 @@ class Usability:
 
     def unexpected_tasks(self, machine: str) -> list[str]:
         """Return our tasks that run on a machine although no record places them there."""
-        tasks = self._observations.look(machine).tasks
+        tasks = self._observations.peek(machine).tasks
         if aside := self._jobs.set_aside:
             tasks = {name: status for name, status in tasks.items() if status.job not in aside}
         known, observations = self._directory.tasks(machine).keys(), self._observations
-        released: set[str] = observations.let_go.get(machine, set())
+        released: set[str] = observations.released_tasks.get(machine, set())
         return unknown_tasks(tasks, known, observations.restored, released)
 
     def unclaimed(self, machine: str) -> set[str]:
@@ -84,8 +84,8 @@ class Usability:
         known = self._directory.tasks(machine).keys()
         unknown = {
             status.entitlement
-            for name, status in self._observations.look(machine).tasks.items()
-            if name not in known and is_of_before(status, restored)
+            for name, status in self._observations.peek(machine).tasks.items()
+            if name not in known and predates_restore(status, restored)
         }
         found = {name: self._portal.table.find(name) for name in unknown}
         return {pool_of(name, of.spec) if of is not None else name for name, of in found.items()}

@@ -139,8 +139,8 @@ class Waiting:
             self._forget_demand(job, known.request)
             self.served()
 
-    def yielded(self, job: str) -> None:
-        """Record that a job did not get a machine because other jobs have precedence."""
+    def note_yielded(self, job: str) -> None:
+        """Record that a job got no machine because other jobs have precedence."""
         self._refused.add(job)
 
     def reorder(self) -> None:

@@ -1,7 +1,7 @@
-"""The resource broker of one data center: its machines, their owners and their state.
+"""The resource broker of one data center: stores its machines, their owners and their state.
 
-A machine is free or in exactly one entitlement (MO9): one field of one record, which only changes
-by compare-and-set. `brokers` combines several into one region.
+A machine is free or in exactly one entitlement (MO9): one field of one record, which changes only
+by compare-and-set. `brokers` combines the brokers of a region.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 from agent.api.joining import JoinRequest
 from control_plane.api.machine_commands import MachineCommand
 from control_plane.api.machines import MachineRecord
-from control_plane.broker.core.assignment import not_releasable, released, taken
+from control_plane.broker.core.assignment import not_free, not_releasable, released
 from control_plane.broker.core.commands import carried_out
-from control_plane.broker.core.inventory import completed
+from control_plane.broker.core.inventory import joined_record
 from control_plane.broker.core.unavailability import removable
 from control_plane.broker.holds import Holds, refused
 from control_plane.broker.keys import prefix_of
@@ -81,7 +81,7 @@ class Broker:
         """Record a machine; a known one was reinstalled and keeps its assignment."""
         async with self.table.lock(request.machine):
             known = self.table.find(request.machine)
-            record = self._reader.shared(completed(known, request, self._runtime.date()))
+            record = self._reader.shared(joined_record(known, request, self._runtime.date()))
             await self.table.commit(request.machine, record)
         log.info("machine joined", extra={"machine": request.machine, "known": known is not None})
         return record
@@ -115,7 +115,7 @@ class Broker:
         """Forget a free machine that is decommissioned or was replaced (RB11)."""
         async with self.table.lock(machine):
             record = self.table.get(machine)
-            if why := taken(record) or removable(record, self._runtime.date()):
+            if why := not_free(record) or removable(record, self._runtime.date()):
                 raise Conflict(
                     f"cannot remove machine {machine!r}: it {why}",
                     hint="twinectl machine drain --kind decommission, and wait until it is free",

@@ -1,7 +1,7 @@
-"""The resource brokers of a region as one: each request goes to the machine's own broker.
+"""Combines the resource brokers of a region: each request goes to the machine's own broker.
 
-All brokers together form one free pool that every entitlement shares (RB7). A name is one
-machine in the whole region; a free machine may move to another data center (`moves`).
+All brokers together form one free pool that every entitlement shares (RB7). A name is one machine
+in the whole region. A free machine may move to another data center (`moves`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import defaultdict
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from control_plane.broker.broker import Broker
 from control_plane.broker.core.inventory import scope_test
 from control_plane.broker.holds import Take, refused
 from control_plane.broker.imports import Imports
-from control_plane.broker.keys import survey
+from control_plane.broker.keys import find_datacenters
 from control_plane.broker.moves import Moves, OnMachineChange
 from control_plane.broker.region_table import RegionTable
 from control_plane.runtime.runtime import Runtime
@@ -29,7 +29,7 @@ from control_plane.runtime.table import PART, Loaded, for_each
 from control_plane.store import Store
 from wire.errors import Conflict, FieldError, NotFound, TwineError
 
-_AWAY_S = 10.0
+_UNREACHABLE_S = 10.0
 """How long the machines of a broker that did not answer are left out of plans."""
 _LOOK = 5000
 """Machines that are read before other tasks of the loop run: a few milliseconds."""
@@ -59,7 +59,7 @@ class Brokers:
         self._listeners: list[OnMachineChange] = []
         self._loaders: list[Loaded[MachineRecord]] = []
         self.is_followed = False
-        """Whether other processes write machines, too (`many.FollowedMachines`)."""
+        """Whether other processes write machines, too (`followed_machines`)."""
         self._membership = asyncio.Lock()
         """Held while machines come, go or move, so that a name is in one place."""
         self._moves = Moves(
@@ -72,12 +72,12 @@ class Brokers:
         self._loaded = False
         self._parties: dict[str, list[Broker]] = {}
         """Transaction → the brokers that were asked to hold machines for it."""
-        self._away: dict[str, tuple[str, float]] = {}
+        self._unreachable: dict[str, tuple[str, float]] = {}
         """Data center whose broker did not answer → why, and until when it is not called."""
 
     async def load(self) -> None:
         """Read all machines of the region; see `Table.load`."""
-        for datacenter in sorted(await survey(self._store) | self._stores.keys()):
+        for datacenter in sorted(await find_datacenters(self._store) | self._stores.keys()):
             self.at(datacenter)
         await self._moves.load()
         for broker in self.by_datacenter.values():
@@ -102,7 +102,7 @@ class Brokers:
 
     def of(self, machine: str) -> Broker:
         """Return the broker of a machine, or raise `NotFound`."""
-        home = self.table.home(machine)
+        home = self.table.broker_of(machine)
         if home is None:
             raise NotFound(f"there is no machine {machine!r}")
         return home
@@ -145,22 +145,22 @@ class Brokers:
     # -- coming, going and moving
 
     async def join(self, request: JoinRequest) -> MachineRecord:
-        """Record a machine; one known elsewhere moves here if it is free, else `Conflict`."""
+        """Record a machine; one of another data center moves if it is free, else `Conflict`."""
         async with self._membership:
             await self._moves.settle()
-            home = self.table.home(request.machine)
+            home = self.table.broker_of(request.machine)
             known = home.table.get(request.machine) if home is not None else None
             if home is None:
                 home = self.at(request.location.datacenter)
             elif known is not None and known.hardware is None:
-                home = await self.moved(known, request.location.datacenter)
+                home = await self.ensure_in(known, request.location.datacenter)
             return await home.join(request)
 
     async def move(self, machine: str, datacenter: str) -> None:
         """Move a free machine to another data center, or raise `Conflict`."""
         async with self._membership:
             await self._settle()
-            await self.moved(self.table.get(machine), datacenter)
+            await self.ensure_in(self.table.get(machine), datacenter)
 
     async def remove(self, machine: str) -> None:
         """Forget a free machine that is decommissioned or was replaced; see `Broker.remove`."""
@@ -176,7 +176,7 @@ class Brokers:
             if known:
                 errors = [FieldError(field=name, reason="is already known") for name in known]
                 raise refused(f"add {len(records)} machines", errors)
-            await self.enter(records)
+            await self.add_new(records)
 
     async def import_machines(
         self,
@@ -192,7 +192,7 @@ class Brokers:
         """
         async with self._membership:
             await self._settle()
-            return await self._imports.take(machines, simulated=simulated, dry_run=dry_run)
+            return await self._imports.apply(machines, simulated=simulated, dry_run=dry_run)
 
     async def finish_imports(self) -> None:
         """Finish imports that a failure interrupted, until cancelled."""
@@ -204,7 +204,7 @@ class Brokers:
         """Give a machine back to the free pool, unless anything changed since `revision`."""
         return (await self.of(machine).release_many({machine: revision}))[0]
 
-    async def find_out(self, machine: str) -> None:
+    async def resolve_outcome(self, machine: str) -> None:
         """Read a machine again if the outcome of its last write is unknown."""
         async with self.of(machine).table.lock(machine):
             pass  # taking the lock reads the record first
@@ -214,7 +214,7 @@ class Brokers:
         parts = self.split(takes)
         self._parties[transaction] = list(parts)
         try:
-            await _all(
+            await _gather_all(
                 self._answer_of(b, b.holds.prepare(transaction, {n: takes[n] for n in names}))
                 for b, names in parts.items()
             )
@@ -225,15 +225,15 @@ class Brokers:
     async def commit(self, transaction: str) -> list[MachineRecord]:
         """Assign the machines that a transaction holds; a repetition changes nothing."""
         brokers = self._brokers_of(transaction)
-        done = await _all(self._answer_of(b, b.holds.commit(transaction)) for b in brokers)
+        done = await _gather_all(self._answer_of(b, b.holds.commit(transaction)) for b in brokers)
         self._parties.pop(transaction, None)
         return [record for records in done for record in records]
 
-    def away(self) -> dict[str, str]:
+    def unreachable(self) -> dict[str, str]:
         """Return the data centers whose brokers did not answer lately, and why."""
-        now = self._runtime.now() if self._away else 0.0
-        self._away = {dc: found for dc, found in self._away.items() if found[1] > now}
-        return {datacenter: why for datacenter, (why, _) in self._away.items()}
+        now = self._runtime.now() if self._unreachable else 0.0
+        self._unreachable = {dc: found for dc, found in self._unreachable.items() if found[1] > now}
+        return {datacenter: why for datacenter, (why, _) in self._unreachable.items()}
 
     async def _answer_of(self, broker: Broker, work: Awaitable[T]) -> T:
         """Return a broker's answer; if none comes, record that, so that later calls do not wait."""
@@ -242,16 +242,18 @@ class Brokers:
         except (Conflict, NotFound):
             raise
         except (TwineError, OSError) as e:
-            self._away[broker.datacenter] = str(e), self._runtime.now() + _AWAY_S
+            self._unreachable[broker.datacenter] = str(e), self._runtime.now() + _UNREACHABLE_S
             raise
         except asyncio.CancelledError:
             why = "it did not answer in time"
-            self._away[broker.datacenter] = why, self._runtime.now() + _AWAY_S
+            self._unreachable[broker.datacenter] = why, self._runtime.now() + _UNREACHABLE_S
             raise
 
     async def abort(self, transaction: str) -> None:
         """Release the machines that a transaction holds; a repetition changes nothing."""
-        await _all(broker.holds.abort(transaction) for broker in self._brokers_of(transaction))
+        await _gather_all(
+            broker.holds.abort(transaction) for broker in self._brokers_of(transaction)
+        )
         self._parties.pop(transaction, None)
 
     def _brokers_of(self, transaction: str) -> list[Broker]:
@@ -283,7 +285,7 @@ class Brokers:
 
     # -- internal
 
-    async def enter(self, records: Mapping[str, MachineRecord]) -> None:
+    async def add_new(self, records: Mapping[str, MachineRecord]) -> None:
         """Add new machines; the caller holds the membership lock."""
         by_datacenter: dict[str, list[MachineRecord]] = defaultdict(list)
         for record in records.values():
@@ -294,7 +296,7 @@ class Brokers:
                 await self.at(datacenter).put_many(part)
                 await asyncio.sleep(0)
 
-    async def moved(self, record: MachineRecord, datacenter: str) -> Broker:
+    async def ensure_in(self, record: MachineRecord, datacenter: str) -> Broker:
         """Return the broker of a data center once it has the machine; `Conflict` if it is taken.
 
         The caller holds the membership lock.
@@ -322,7 +324,21 @@ class Brokers:
             on_change(name, before, after)
 
 
-async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
+async def change_each(
+    brokers: Brokers,
+    machines: Collection[str],
+    change: Callable[[MachineRecord], MachineRecord],
+) -> list[MachineRecord]:
+    """Change each machine, and return all by name; if a part fails, earlier changes stay."""
+    changed: list[MachineRecord] = []
+    for broker, names in brokers.split(sorted(set(machines))).items():
+        for first in range(0, len(names), PART):
+            changed += await broker.change_many(names[first : first + PART], change)
+            await asyncio.sleep(0)
+    return sorted(changed, key=lambda record: record.machine)
+
+
+async def _gather_all(work: Iterable[Awaitable[T]]) -> list[T]:
     """Return the results once all have ended; if some failed, raise the most informative error."""
     outcomes = await asyncio.gather(*work, return_exceptions=True)
     failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -332,4 +348,4 @@ async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
     others = [failure for failure in failures if not isinstance(failure, Conflict)]
     if others or not errors:
         raise (others or failures)[0]
-    raise refused("reach all brokers", errors) if len(failures) > 1 else failures[0]
+    raise refused("hold machines at all brokers", errors) if len(failures) > 1 else failures[0]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from control_plane.api.machines import Hold, MachineRecord
-from control_plane.broker.core.assignment import assigned, unavailable
+from control_plane.broker.core.assignment import assigned, not_holdable
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from wire.errors import Conflict, FieldError
@@ -56,7 +56,7 @@ class Holds:
                 record = self._table.find(name)
                 if record is not None and _is_same(record.hold, transaction, take):
                     continue
-                why = unavailable(record, now) if record is not None else "is not known"
+                why = not_holdable(record, now) if record is not None else "is not known"
                 if why or record is None:
                     errors.append(FieldError(field=name, reason=why))
                     continue

@@ -23,7 +23,12 @@ from control_plane.api.imports import ImportDecision, ImportRow
 from control_plane.api.inventory import ImportResult, InventoryMachine
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.broker import Broker
-from control_plane.broker.core.inventory import against, allowed, imported, updated
+from control_plane.broker.core.inventory import (
+    conflict_with,
+    new_record,
+    permitted_values,
+    with_values,
+)
 from control_plane.broker.holds import refused
 from control_plane.broker.region_table import RegionTable
 from control_plane.runtime.runtime import Runtime
@@ -42,32 +47,34 @@ _AGAIN_S = 5.0
 """Pause between two attempts to finish an import whose stores fail."""
 
 
-class Homes(Protocol):
-    """The part of the region's brokers that an import uses."""
+class ImportTarget(Protocol):
+    """The operations of the region's brokers that an import uses."""
 
     table: RegionTable
 
     def split(self, names: Sequence[str]) -> dict[Broker, list[str]]:
         """Return the machines by broker."""
 
-    async def enter(self, records: Mapping[str, MachineRecord]) -> None:
+    async def add_new(self, records: Mapping[str, MachineRecord]) -> None:
         """Add new machines."""
 
-    async def moved(self, record: MachineRecord, datacenter: str) -> Broker:
+    async def ensure_in(self, record: MachineRecord, datacenter: str) -> Broker:
         """Move a free machine to another data center, or raise `Conflict`."""
 
 
 class Imports:
     """Applies lists to the records. Callers hold the region's membership lock."""
 
-    def __init__(self, store: Store, runtime: Runtime, homes: Homes, writer: str = "") -> None:
+    def __init__(
+        self, store: Store, runtime: Runtime, target: ImportTarget, writer: str = ""
+    ) -> None:
         """Rows and decisions are in the region's main store."""
-        self._store, self._runtime, self._homes = store, runtime, homes
+        self._store, self._runtime, self._target = store, runtime, target
         self._slots = Slots(store, IMPORTS.rstrip("/"), writer)
         self._open: dict[str, WriteAttempt | None] = {}
         """Import that may have rows → its deciding write; None for imports of earlier processes."""
-        self._made = 0
-        self._left = asyncio.Event()
+        self._count = 0
+        self._unfinished = asyncio.Event()
         """Set when `run` must finish an import or delete its rows."""
 
     async def load(self) -> None:
@@ -83,27 +90,27 @@ class Imports:
     async def run(self, membership: asyncio.Lock) -> None:
         """Finish interrupted imports or delete their rows, until cancelled."""
         while True:
-            await self._left.wait()
-            self._left.clear()
+            await self._unfinished.wait()
+            self._unfinished.clear()
             try:
                 async with membership:
                     await self.settle()
             except (TwineError, OSError) as e:
                 log.warning("an import waits for its completion", extra={"reason": str(e)})
-                self._left.set()
+                self._unfinished.set()
                 await self._runtime.sleep(_AGAIN_S)
 
-    async def take(
+    async def apply(
         self, machines: Sequence[InventoryMachine], *, simulated: bool, dry_run: bool
     ) -> ImportResult:
         """Apply a list, or raise and change nothing; see `ImportResult.pending`.
 
         `Conflict` names everything that prevents it.
         """
-        new, changed = await self._judged(machines)
+        new, changed = await self._differences(machines)
         pending = False
         if not dry_run and (new or changed):
-            pending = not await self._whole([*new, *changed], simulated=simulated)
+            pending = not await self._decide_and_write([*new, *changed], simulated=simulated)
         return ImportResult(
             added=len(new),
             updated=len(changed),
@@ -120,55 +127,57 @@ class Imports:
             entry = await self._store.get(IMPORT_DECISIONS + name)
             if entry is not None:
                 await self._carry_out(name, decode(entry.value, ImportDecision, entry.key))
-            await self._clear(name)
+            await self._delete_rows(name)
             del self._open[name]
 
     # -- internal
 
-    async def _judged(
+    async def _differences(
         self, machines: Sequence[InventoryMachine]
     ) -> tuple[list[InventoryMachine], list[InventoryMachine]]:
-        """Return the new machines and the changed ones, or raise the errors that prevent it."""
+        """Return the new and the changed machines, or raise all errors that prevent the import."""
         new, changed = list[InventoryMachine](), list[InventoryMachine]()
         errors = []
         for number, machine in enumerate(machines):
             if number % PAGE == 0:
                 await asyncio.sleep(0)
-            known = self._homes.table.find(machine.machine)
+            known = self._target.table.find(machine.machine)
             if known is None:
                 new.append(machine)
-            elif why := against(known, machine):
+            elif why := conflict_with(known, machine):
                 errors.append(FieldError(field=machine.machine, reason=why))
-            elif updated(known, machine) != known:
+            elif with_values(known, machine) != known:
                 changed.append(machine)
         if errors:
             raise refused(f"import {len(machines)} machines", errors)
         return new, changed
 
-    async def _whole(self, machines: Sequence[InventoryMachine], *, simulated: bool) -> bool:
+    async def _decide_and_write(
+        self, machines: Sequence[InventoryMachine], *, simulated: bool
+    ) -> bool:
         """Decide an import, and return whether all of it is written.
 
         Every error is raised before the decision.
         """
-        self._made += 1
-        name = f"{self._store.epoch()}-{self._made}"
+        self._count += 1
+        name = f"{self._store.epoch()}-{self._count}"
         key = IMPORT_DECISIONS + name
         decision = ImportDecision(simulated=simulated, time=self._runtime.date())
         attempt = WriteAttempt(self._slots, {key: 0}, [Put(key, encode(decision))])
         self._open[name] = attempt
         try:
             await self._stage(name, machines)
-            await self._judged(machines)  # staging takes time: machines may be taken by now
+            await self._differences(machines)  # staging takes time: machines may be taken by now
             await _decide(attempt, len(machines))
             try:
                 await self.settle()
                 return True
             except (TwineError, OSError) as e:
                 log.warning("an import is completed later", extra={"reason": str(e)})
-                self._left.set()
+                self._unfinished.set()
                 return False
         except BaseException:
-            self._left.set()
+            self._unfinished.set()
             raise
 
     async def _stage(self, name: str, machines: Sequence[InventoryMachine]) -> None:
@@ -207,34 +216,34 @@ class Imports:
 
     async def _write(self, machines: Sequence[InventoryMachine], decision: ImportDecision) -> None:
         """Write those machines of a row that do not have the list's values yet."""
-        table = self._homes.table
+        table = self._target.table
         new: dict[str, MachineRecord] = {}
         changed: dict[str, InventoryMachine] = {}
         for machine in machines:
             known = table.find(machine.machine)
             if known is None:
-                found = imported(machine, decision.time, simulated=decision.simulated)
+                found = new_record(machine, decision.time, simulated=decision.simulated)
                 new[machine.machine] = found
-            elif updated(known, allowed(known, machine)) != known:
+            elif with_values(known, permitted_values(known, machine)) != known:
                 changed[machine.machine] = machine
-        await self._homes.enter(new)
+        await self._target.add_new(new)
         for name, machine in changed.items():
-            wanted = allowed(table.get(name), machine)
-            await self._homes.moved(table.get(name), wanted.location.datacenter)
+            wanted = permitted_values(table.get(name), machine)
+            await self._target.ensure_in(table.get(name), wanted.location.datacenter)
 
         def change(record: MachineRecord) -> MachineRecord:
-            machine = allowed(record, changed[record.machine])
+            machine = permitted_values(record, changed[record.machine])
             if machine.location.datacenter != record.location.datacenter:
                 raise Conflict(
                     f"machine {record.machine!r} became free just now; the retry of the "
                     "import moves it"
                 )
-            return updated(record, machine)
+            return with_values(record, machine)
 
-        for broker, names in self._homes.split(list(changed)).items():
+        for broker, names in self._target.split(list(changed)).items():
             await broker.change_many(names, change)
 
-    async def _clear(self, name: str) -> None:
+    async def _delete_rows(self, name: str) -> None:
         """Delete the rows of an import, and its decision last."""
         prefix = f"{IMPORTS}{name}/"
         while entries := (await self._store.list_prefix(prefix, "", PART)).entries:

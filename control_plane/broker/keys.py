@@ -19,7 +19,7 @@ def prefix_of(datacenter: str) -> str:
     return f"{MACHINES}{datacenter}/"
 
 
-async def survey(store: Store) -> set[str]:
+async def find_datacenters(store: Store) -> set[str]:
     """Return the data centers with machines in a store, without reading the machines.
 
     Machines of an earlier release, directly below `machines/`, are moved first.

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from control_plane.api.machines import MachineRecord
-from control_plane.broker.brokers import Brokers
+from control_plane.broker.brokers import Brokers, change_each
 from control_plane.broker.core.assignment import (
     lent,
     not_lendable,
@@ -20,7 +20,6 @@ from control_plane.broker.core.assignment import (
     revoked,
 )
 from control_plane.broker.holds import refused
-from control_plane.broker.many import change_each
 from control_plane.runtime.limits import Limit
 from control_plane.runtime.runtime import Runtime
 from wire.errors import Conflict, FieldError, NotFound, TwineError
@@ -138,7 +137,7 @@ class Loans:
     async def _try(self, record: MachineRecord, empty: bool, profile_of: ProfileOf) -> None:
         """Give a machine back if it is time; after a failure the next round tries again."""
         assert record.loan is not None
-        if not empty and _forced_at(record) > self._runtime.date():
+        if not empty and _forced_return_at(record) > self._runtime.date():
             return
         if not empty and self._limit is not None and self._limit.take(self._runtime.now()) > 0:
             return
@@ -158,7 +157,7 @@ class Loans:
             self._lent.discard(name)
 
 
-def _forced_at(record: MachineRecord) -> float:
+def _forced_return_at(record: MachineRecord) -> float:
     """Return when a machine goes back even if tasks still run there.
 
     With a promise, tasks may need longer than their deadline, until just before the promised time.

@@ -25,15 +25,17 @@ class Marks:
     def __init__(self, brokers: Brokers, runtime: Runtime) -> None:
         self._brokers, self._runtime = brokers, runtime
 
-    async def down(self, reasons: Mapping[str, str], still: Callable[[str], bool]) -> None:
+    async def down(self, reasons: Mapping[str, str], still_holds: Callable[[str], bool]) -> None:
         """Record failures (RB3) of machines for which `still` holds when it is sent."""
         down = MachineState.DOWN
-        for name in await self._send(list(reasons), lambda n: self._down(reasons[n]), still, down):
+        for name in await self._send(
+            list(reasons), lambda n: self._down(reasons[n]), still_holds, down
+        ):
             log.warning("machine down", extra={"machine": name, "reason": reasons[name]})
 
-    async def up(self, names: Sequence[str], still: Callable[[str], bool]) -> None:
+    async def up(self, names: Sequence[str], still_holds: Callable[[str], bool]) -> None:
         """Record the end of failures of machines for which `still` holds when it is sent."""
-        for name in await self._send(names, lambda _: MarkUp(), still, MachineState.UP):
+        for name in await self._send(names, lambda _: MarkUp(), still_holds, MachineState.UP):
             log.info("machine up", extra={"machine": name})
 
     def _down(self, reason: str) -> MarkDown:
@@ -43,15 +45,17 @@ class Marks:
         self,
         machines: Sequence[str],
         command: Callable[[str], MachineCommand],
-        still: Callable[[str], bool],
+        still_holds: Callable[[str], bool],
         state: MachineState,
     ) -> list[str]:
-        """Return the machines that changed into a state."""
+        """Send a command to each machine; return those that are in the state afterwards."""
         table = self._brokers.table
         known = [n for n in machines if (r := table.find(n)) is not None and r.state is not state]
-        for broker, there in self._brokers.split(known).items():
-            for first in range(0, len(there), TOGETHER):
-                names = [name for name in there[first : first + TOGETHER] if still(name)]
+        for broker, its_machines in self._brokers.split(known).items():
+            for first in range(0, len(its_machines), TOGETHER):
+                names = [
+                    name for name in its_machines[first : first + TOGETHER] if still_holds(name)
+                ]
                 revisions = {name: broker.table.revision(name) for name in names}
                 await broker.carry_out({name: command(name) for name in names}, revisions)
         return [n for n in known if (r := table.find(n)) is not None and r.state is state]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.broker import Broker
-from control_plane.broker.core.assignment import taken
+from control_plane.broker.core.assignment import not_free
 from control_plane.runtime.table import pages
 from control_plane.store import Delete, Put, Store
 from wire.errors import Conflict
@@ -43,7 +43,7 @@ class Moves:
         """Machines that are being moved: steps of the move are not reported."""
         self._doubled: set[str] = set()
         """Machines that two brokers may have because a move was interrupted."""
-        self._shown: dict[str, MachineRecord] = {}
+        self._reported: dict[str, MachineRecord] = {}
         """Machine at two brokers → the record reported last: the one that will stay."""
 
     @property
@@ -61,7 +61,7 @@ class Moves:
         """Move a free machine to another broker; `Conflict` if it is taken."""
         async with home.table.lock(name), target.table.lock(name):
             record = home.table.get(name)
-            if why := taken(record):
+            if why := not_free(record):
                 raise Conflict(
                     f"cannot move machine {name!r} from {home.datacenter} to {target.datacenter}:"
                     f" it {why}",
@@ -74,7 +74,7 @@ class Moves:
             )
             self._moving.add(name)
             self._doubled.add(name)
-            self._shown[name] = record
+            self._reported[name] = record
             try:
                 await target.table.commit(name, moved, also=[Put(_MOVES + name, b"")])
                 await home.table.commit(name, None)
@@ -113,34 +113,34 @@ class Moves:
         if name in self._doubled:
             self._report_doubled(name)
         elif self._is_followed() and (before is None) is not (after is None):
-            self._came_or_went(name, before, after)
+            self._report_followed_move(name, before, after)
         else:
             self._report(name, before, after)
 
     def _settled(self, name: str) -> None:
-        """Record that a machine is certainly at one broker, or at none."""
+        """Record that at most one broker has a machine."""
         self._doubled.discard(name)
-        self._shown.pop(name, None)
+        self._reported.pop(name, None)
 
-    def _came_or_went(
+    def _report_followed_move(
         self, name: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
         """Report the move of a machine by another process to another data center as one change.
 
         The new record appears before the old one is deleted.
         """
-        there = [b.table.get(name) for b in self._by_datacenter.values() if name in b.table]
+        records = [b.table.get(name) for b in self._by_datacenter.values() if name in b.table]
         if after is None:
-            self._report(name, before, there[0] if there else None)
-        elif len(there) == 1:
+            self._report(name, before, records[0] if records else None)
+        elif len(records) == 1:
             self._report(name, None, after)
 
     def _report_doubled(self, name: str) -> None:
         """Report a machine that may be at two brokers, with the record that will stay."""
         known = [b.table.get(name) for b in self._by_datacenter.values() if name in b.table]
         after = max(known, key=lambda record: record.assignment_generation, default=None)
-        before = self._shown.pop(name, None)
+        before = self._reported.pop(name, None)
         if after is not None:
-            self._shown[name] = after
+            self._reported[name] = after
         if after is not before:
             self._report(name, before, after)

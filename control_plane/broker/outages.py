@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from control_plane.api.inventory import MachineScope
 from control_plane.api.machines import EventKind, MachineRecord, UnavailabilityEvent
-from control_plane.broker.brokers import Brokers
+from control_plane.broker.brokers import Brokers, change_each
 from control_plane.broker.core.unavailability import DRAINING, began, ended, of_plan
-from control_plane.broker.many import change_each
 from control_plane.runtime.runtime import Runtime
 from wire.errors import FieldError, InvalidInput, NotFound, some_of
 

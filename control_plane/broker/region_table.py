@@ -19,7 +19,7 @@ class RegionTable:
         self._brokers = brokers
         self._names: tuple[list[tuple[str, ...]], tuple[str, ...]] = ([], ())
 
-    def home(self, name: str) -> Broker | None:
+    def broker_of(self, name: str) -> Broker | None:
         """Return the broker of a machine."""
         for broker in self._brokers.values():
             if name in broker.table:
@@ -71,5 +71,5 @@ class RegionTable:
 
     def revision(self, name: str) -> int:
         """Return the store revision of a machine, 0 if there is none."""
-        home = self.home(name)
+        home = self.broker_of(name)
         return 0 if home is None else home.table.revision(name)

@@ -1,4 +1,4 @@
-"""The front end's side of the brokers: requests of operators and subscribers about machines."""
+"""Serves requests of operators and subscribers about machines, for the front end."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from control_plane.api.inventory import (
 )
 from control_plane.api.machines import MachineRecord, Machines, MachineView, RegionMap
 from control_plane.broker.broker import Broker
-from control_plane.broker.brokers import Brokers
+from control_plane.broker.brokers import Brokers, change_each
 from control_plane.broker.core.assignment import FREE
 from control_plane.broker.core.inventory import parse_csv, parse_json, scope_test
 from control_plane.broker.core.labels import relabelled
 from control_plane.broker.core.region_map import MAP_FACTS, Draw, RegionCount
 from control_plane.broker.loans import Loans, ProfileOf
-from control_plane.broker.many import change_each
 from control_plane.broker.outages import Outages
 from control_plane.runtime.limits import Limit
 from control_plane.runtime.runtime import Runtime
@@ -73,7 +72,7 @@ _ORDERS: dict[str, Callable[[MachineRecord, int], tuple[str | int, ...]]] = {
 Machines with equal keys are sorted by name."""
 
 
-def _first(number: int, rows: list[_Row]) -> list[_Row]:
+def _smallest_rows(number: int, rows: list[_Row]) -> list[_Row]:
     return heapq.nsmallest(number, rows)
 
 
@@ -136,8 +135,8 @@ class MachineService:
             rows.append((key(record, self._tasks_of(record.machine)[0]), record.machine))
             suitable += 1
             if len(rows) == _ROWS:
-                first, rows = await self._runtime.offload(_first, end, first + rows), []
-        first = await self._runtime.offload(_first, end, first + rows)
+                first, rows = await self._runtime.offload(_smallest_rows, end, first + rows), []
+        first = await self._runtime.offload(_smallest_rows, end, first + rows)
         records = (self._brokers.table.find(name) for _, name in first[begin:])
         views = [self._view(record) for record in records if record is not None]
         return Machines(machines=views, next=str(end) if suitable > end else "")

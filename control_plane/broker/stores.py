@@ -1,9 +1,10 @@
-"""Data centers whose machines are in a store of their own (RB9), and its verification.
+"""Verifies the separate stores of data centers (RB9) before the control plane starts.
 
-A control plane that misses the records of machines considers their tasks lost and starts them
+A control plane that lacks the records of machines considers their tasks lost and starts them
 elsewhere, a second time. So each store of a data center names its main store, and the main store
-has a note of each. If these and the configuration disagree, nothing starts: a disk is not mounted,
-a line was removed, folders were swapped, or machines are still in the main store.
+has a note of each. If these and the configuration disagree, the control plane does not start. Then
+a disk is not mounted, a line was removed, folders were swapped, or machines are still in the main
+store.
 
 Order of writes: the store gets its owner, then the main store its note, then machines come.
 """
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from control_plane.api.broker_stores import BrokerStoreNote, BrokerStoreOwner
-from control_plane.broker.keys import survey
+from control_plane.broker.keys import find_datacenters
 from control_plane.store import Delete, Put, Store
 from control_plane.store.records import decode, encode
 from wire.errors import ConfigError, FieldError, NotFound
@@ -50,7 +51,7 @@ async def claim(main: Store, own: Mapping[str, OwnStore]) -> None:
         return
     known = await main.get(_IDENTITY)
     identity = known.value.decode() if known is not None else ""
-    in_main = await survey(main)
+    in_main = await find_datacenters(main)
     errors = [
         _error(
             name,
@@ -66,7 +67,7 @@ async def claim(main: Store, own: Mapping[str, OwnStore]) -> None:
                 "these machines first (twinectl machine delete)"
             )
         else:
-            reason = await _why_not(name, found, identity, notes.get(name))
+            reason = await _why_unusable(name, found, identity, notes.get(name))
         if reason:
             errors.append(_error(name, reason))
     if errors:
@@ -81,7 +82,7 @@ async def claim(main: Store, own: Mapping[str, OwnStore]) -> None:
         identity = secrets.token_hex(16)
         await main.txn({_IDENTITY: 0}, [Put(_IDENTITY, identity.encode())])
     for name, found in own.items():
-        await _take(main, name, found, identity, notes.get(name))
+        await _claim_store(main, name, found, identity, notes.get(name))
 
 
 async def forget(main: Store, datacenter: str) -> BrokerStoreNote:
@@ -95,7 +96,9 @@ async def forget(main: Store, datacenter: str) -> BrokerStoreNote:
     return note
 
 
-async def _why_not(name: str, found: OwnStore, identity: str, note: BrokerStoreNote | None) -> str:
+async def _why_unusable(
+    name: str, found: OwnStore, identity: str, note: BrokerStoreNote | None
+) -> str:
     """Return why a store cannot belong to a data center; empty: it does, or will."""
     entry = await found.store.get(_OWNER)
     if entry is None:
@@ -115,7 +118,7 @@ async def _why_not(name: str, found: OwnStore, identity: str, note: BrokerStoreN
     return ""
 
 
-async def _take(
+async def _claim_store(
     main: Store, name: str, found: OwnStore, identity: str, note: BrokerStoreNote | None
 ) -> None:
     if await found.store.get(_OWNER) is None:

@@ -91,7 +91,7 @@ def read_jobs(files: Sequence[Path]) -> list[JobSpec]:
 
 def read_machines(path: Path) -> list[MachineRecord]:
     """Return the machines of a list, or raise all its errors."""
-    from control_plane.broker.core.inventory import imported, parse_csv, parse_json
+    from control_plane.broker.core.inventory import new_record, parse_csv, parse_json
 
     data = path.read_bytes()
     try:
@@ -101,7 +101,7 @@ def read_machines(path: Path) -> list[MachineRecord]:
         raise InvalidInput(f"cannot read {path}: it is not UTF-8: {e}") from e
     if inventory.errors:
         raise _refused("read", str(path), inventory.errors)
-    return [imported(machine, 0.0, simulated=True) for machine in inventory.machines]
+    return [new_record(machine, 0.0, simulated=True) for machine in inventory.machines]
 
 
 def read_entitlements(path: Path) -> dict[str, EntitlementSpec]:

@@ -88,5 +88,5 @@ class SafetyHandlers(PlaneHandlers):
 
     async def let_task_go(self, call: Call) -> Ack:
         """Permit the stop of a task that the restored store does not know."""
-        self._plane.restored.let_go(call.path["machine"], call.path["unknown"])
+        self._plane.restored.release_task(call.path["machine"], call.path["unknown"])
         return Ack(detail="it is stopped once the limit on stops permits it")

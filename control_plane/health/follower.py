@@ -111,7 +111,7 @@ class Follower:
             self._followed.discard(name)
             self.restored.forget(name)
         if self._broker.table.find(name) is not None:
-            self._observations.left(name)
+            self._observations.forget_reports(name)
             await self._pool.drop(name)
             self._start_following(name)  # the machine may have come back meanwhile
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.api import Health, ProfileStatus, TaskState
 from agent.api import ProfileState as Proof
-from control_plane.agents.core.seen import is_empty
+from control_plane.agents.core.observed import is_empty
 from control_plane.agents.region import Region
 from control_plane.api.capacity import EntitlementRecord
 from control_plane.api.machine_commands import BeginEvent, EndEvents, WantProfile
@@ -147,7 +147,7 @@ class ProfileRollouts:
         for number, name in enumerate(self._broker.table):
             if number % _CHECKPOINT_EVERY == 0:
                 await self._runtime.checkpoint()
-            observation = self._observations.look(name)
+            observation = self._observations.peek(name)
             if observation.answering:
                 reports.append(observation.profile)
         return await self._runtime.offload(stats_of, reports)

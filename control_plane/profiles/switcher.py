@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from control_plane.agents.core.seen import is_empty
+from control_plane.agents.core.observed import is_empty
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.observations import PROFILE, Observation
 from control_plane.agents.region import Region

@@ -60,7 +60,7 @@ class LoadWatch:
 
     async def _read(self, name: str) -> None:
         record, machine = self._region.broker.table.find(name), self._places.find(name)
-        if record is None or machine is None or not self._region.observations.look(name).answering:
+        if record is None or machine is None or not self._region.observations.peek(name).answering:
             return
         try:
             usages = await (await self._agents.get(record)).get_usage()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from agent.api import TaskSpec
 from control_plane.agents.core.commands import Start, Stop
-from control_plane.agents.core.seen import View
+from control_plane.agents.core.observed import View
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.region import Region
 from control_plane.api.jobs import JobRecord

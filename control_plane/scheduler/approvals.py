@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from control_plane.agents.core.seen import View
+from control_plane.agents.core.observed import View
 from control_plane.api.jobs import JobRecord
 from control_plane.api.operations import JobEvent
 from control_plane.runtime.job_table import JobTable
@@ -17,7 +17,7 @@ from control_plane.task_control.core.conversation import ControllerAnswer
 
 _NO_ANSWER = ControllerAnswer()
 _UNKNOWN_S = 30.0
-"""Time after a start in which a task on a machine that has not answered is not reported as down."""
+"""Time after a start in which tasks on machines that have not answered are not reported as down."""
 
 
 class Approvals:
@@ -41,7 +41,7 @@ class Approvals:
             self._controllers.begin(record.name, ref, record.reported, missed)
         return self._controllers.answer(record.name)
 
-    def noted(self, record: JobRecord, before: JobRecord) -> JobRecord:
+    def with_conversation(self, record: JobRecord, before: JobRecord) -> JobRecord:
         """Return the record with the part of the conversation that it stores."""
         name = record.name
         if not self._controllers.has_begun(name):
@@ -55,7 +55,9 @@ class Approvals:
             return record
         return replace(record, reported=reported)
 
-    def stored(self, record: JobRecord, before: JobRecord, events: Sequence[JobEvent]) -> None:
+    def record_stored(
+        self, record: JobRecord, before: JobRecord, events: Sequence[JobEvent]
+    ) -> None:
         """Called after a record has been written."""
         if not self._controllers.has_begun(record.name):
             return

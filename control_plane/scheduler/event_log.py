@@ -1,7 +1,7 @@
-"""The log of each job: what was done to its tasks, why, from when to when, and how it ended.
+"""The log of each job: the operations on its tasks, with their reason, times and outcome.
 
 Rows of up to 64 events are stored in the transaction that stores the change they describe. A job
-keeps its newest events. Of the deleted jobs, the ones deleted last keep theirs.
+keeps its newest events. The 1,000 jobs that were deleted last keep their logs.
 """
 
 from __future__ import annotations
@@ -201,8 +201,8 @@ class EventLog:
         begin = event_row_key(job, first - 1) if first else ""
         entries = (await self._store.list_prefix(event_rows(job), begin)).entries
         if not entries and jobs.find(job) is None:
-            there = await self._store.list_prefix(event_rows(job), limit=1)
-            if not there.entries:
+            any_row = await self._store.list_prefix(event_rows(job), limit=1)
+            if not any_row.entries:
                 raise NotFound(f"there is no job {job!r}, and no log of one")
         rows, count = list[EventRow](), 0
         for entry in entries:

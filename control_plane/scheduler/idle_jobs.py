@@ -1,13 +1,14 @@
 """Skips rounds of jobs whose last round changed nothing and whose machines still report the same.
 
-A write of intents that requests the same as before wakes no job. Most writes of an autoscaler do.
-
 A full round builds the whole input of a decision. Most rounds find nothing to do, because each
 report of a machine wakes every job with tasks on it. So a round that found nothing is remembered
 with the record that it examined. While the job has this record and all its tasks serve, its next
 rounds are skipped. Some changes are in no record and no report, such as new room or a changed
-entitlement. A full round at a longer interval finds them. Tasks are examined only after news of
-the job or its machines: with 20,000 jobs, periodic checks of all tasks took a quarter of a core.
+entitlement. A full round at a longer interval finds them. Tasks are examined only after the job was
+woken: with 20,000 jobs, periodic checks of all tasks took a quarter of a core.
+
+A write of intents that requests the same as before wakes no job. Most writes of an autoscaler do
+so.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from control_plane.job_control.core.intents import ask_the_same
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import ignore
-from control_plane.scheduler.core.reconcile import serves_as_seen
+from control_plane.scheduler.core.reconcile import serves_unchanged
 from control_plane.scheduler.core.rollout import is_quiet
 
 _FULL_ROUND_EVERY = 10
@@ -37,9 +38,9 @@ class _Idle:
     entitlement: EntitlementSpec | None
     spread_state: object
     check_at: float
-    """Time of the next periodic check …"""
+    """Time of the next periodic check."""
     full_round_at: float
-    """… and of the next full round, whatever the machines report."""
+    """Time of the next full round, whatever the machines report."""
 
 
 class IdleJobs:
@@ -50,7 +51,7 @@ class IdleJobs:
         self._known: dict[str, _Idle] = {}
         self.request_revisions: dict[str, int] = {}
         """Job → the revision since which its record requests the same; none: since the start."""
-        self._news: set[str] = set()
+        self._woken: set[str] = set()
         """Jobs that were woken since their last round."""
 
     def follow(self, jobs: JobTable, wake: Callable[[str], None]) -> None:
@@ -67,11 +68,11 @@ class IdleJobs:
 
         jobs.listen(record_changed, loaded=ignore)
 
-    def note_news(self, name: str) -> None:
+    def note_wakeup(self, name: str) -> None:
         """Make the next check of a job examine its tasks, too."""
-        self._news.add(name)
+        self._woken.add(name)
 
-    def found_nothing(
+    def note_idle(
         self,
         record: JobRecord,
         entitlement: EntitlementSpec | None,
@@ -92,7 +93,7 @@ class IdleJobs:
             full_round_at = min(full_round_at, spread_check_at)
         self._known[record.name] = _Idle(record, entitlement, spread_state, check_at, full_round_at)
 
-    async def rests_s(
+    async def skip_s(
         self,
         record: JobRecord,
         entitlement: EntitlementSpec | None,
@@ -104,8 +105,8 @@ class IdleJobs:
         A change during this call wakes the job again.
         """
         known, now = self._known.get(record.name), self._runtime.now()
-        is_news = record.name in self._news
-        self._news.discard(record.name)
+        was_woken = record.name in self._woken
+        self._woken.discard(record.name)
         if known is None:
             return None
         is_same = known.record is record and known.entitlement is entitlement
@@ -113,7 +114,7 @@ class IdleJobs:
             now >= known.full_round_at or known.spread_state != spread_state
         ):
             is_same = False
-        if not is_same or (is_news and not await self._serve(record, pool)):
+        if not is_same or (was_woken and not await self._all_serve(record, pool)):
             self.forget(record.name)
             return None
         if now >= known.check_at:
@@ -124,20 +125,22 @@ class IdleJobs:
         """Make the next round a full one."""
         self._known.pop(name, None)
 
-    def gone(self, name: str) -> None:
+    def drop(self, name: str) -> None:
         """Drop the state of a job that no longer exists."""
         self.forget(name)
-        self._news.discard(name)
+        self._woken.discard(name)
         self.request_revisions.pop(name, None)
 
-    async def _serve(self, record: JobRecord, pool: str) -> bool:
+    async def _all_serve(self, record: JobRecord, pool: str) -> bool:
         steady, tasks = self._observations.steady, record.tasks
         for first in range(0, len(tasks), _CHUNK):
             if first:
                 await self._runtime.checkpoint()
             for task in tasks[first : first + _CHUNK]:
-                there = steady(task.placement.machine, pool) if task.placement is not None else None
-                if there is None or not serves_as_seen(record.name, task, there):
+                statuses = (
+                    steady(task.placement.machine, pool) if task.placement is not None else None
+                )
+                if statuses is None or not serves_unchanged(record.name, task, statuses):
                     return False
         return True
 

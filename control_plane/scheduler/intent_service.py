@@ -1,4 +1,4 @@
-"""Intents of jobs for the front end: written by one writer each, and shown with their effect."""
+"""Writes and shows the intents of jobs for the front end, with the effect of each."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from control_plane.api.jobs import JobBrief, JobBriefs, JobRecord, TaskPhase
 from control_plane.job_control.core.intents import WITHDRAWABLE, views
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.runtime import Runtime
-from control_plane.scheduler.core.assignment import shown
+from control_plane.scheduler.core.assignment import unified_summary
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.decision import Seen
-from control_plane.scheduler.core.job_change import pushing, sizing, trying
-from control_plane.scheduler.core.release import begun
+from control_plane.scheduler.core.decision import DecisionInput
+from control_plane.scheduler.core.job_change import canary_change, push_change, size_change
+from control_plane.scheduler.core.release import with_rollout
 from control_plane.scheduler.core.rollout import summarize
 from control_plane.scheduler.core.rollout_progress import describe_progress
 from control_plane.scheduler.job_control import JobControl
@@ -40,7 +40,7 @@ _TO_CHANGE = "its tasks are to change"
 
 
 class IntentService:
-    """What writers of one dimension call; each call returns all dimensions of the job."""
+    """Calls of the writers of intents; each call returns all dimensions of the job."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class IntentService:
 
     async def push(self, name: str, change: PushChange, writer: str) -> JobIntents:
         """Push a specification to a part of the tasks."""
-        write = pushing(name, change, writer, self._runtime.date())
+        write = push_change(name, change, writer, self._runtime.date())
         return self._shown(await self._control.write(write))
 
     async def size(
@@ -94,12 +94,12 @@ class IntentService:
 
         The answer does not include the composed effect on the job.
         """
-        write = sizing(name, change, writer, self._runtime.date())
+        write = size_change(name, change, writer, self._runtime.date())
         return await self._control.write(write, also=also)
 
     async def canary(self, name: str, change: CanaryChange, writer: str) -> JobIntents:
         """Run a variant of the job on some tasks for a limited time."""
-        write = trying(name, change, writer, self._runtime.date())
+        write = canary_change(name, change, writer, self._runtime.date())
         return self._shown(await self._control.write(write))
 
     async def hold(self, name: str, change: HoldChange, writer: str) -> JobIntents:
@@ -137,8 +137,8 @@ class IntentService:
 
 
 def _effects(record: JobRecord, claims: Claims | None, now: Moment) -> JobIntents:
-    record = begun(record)
-    spec = shown(record, Seen({}, now, claims=claims or ()))
+    record = with_rollout(record)
+    spec = unified_summary(record, DecisionInput({}, now, claims=claims or ()))
     wanted = Counter((task.version, task.why) for task in spec.tasks.values())
     running = Counter(task.version for task in record.tasks if task.phase is TaskPhase.RUNNING)
     versions = [

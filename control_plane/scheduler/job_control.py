@@ -27,13 +27,13 @@ from control_plane.runtime.table import Table
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.job_change import (
     JobChange,
-    again,
-    applied,
-    moving,
-    not_stopping,
-    noted,
+    apply_change,
+    move_change,
     paused,
-    returning,
+    require_not_stopping,
+    restarted,
+    rollback_change,
+    with_intent,
 )
 from control_plane.scheduler.core.job_check import (
     check_job,
@@ -58,7 +58,7 @@ STAYING = (VolumeKind.PERSISTENT, VolumeKind.SHARED)
 
 
 class JobControl:
-    """The only writer of the desired state of jobs; the scheduler writes their present state."""
+    """The only writer of the desired state of jobs; the scheduler writes their observed state."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class JobControl:
         Raises one error that lists all faults. With `dry_run` it returns the record without storing
         it. With `is_new` an existing job is a `Conflict`.
         """
-        change = applied(spec, writer, self._runtime.date(), is_new=is_new)
+        change = apply_change(spec, writer, self._runtime.date(), is_new=is_new)
         return await self.write(change, dry_run=dry_run)
 
     async def write(
@@ -231,7 +231,7 @@ class JobControl:
         `expect`: only if the job is at this version.
         """
         now = self._runtime.date()
-        record = await self._jobs.update(name, lambda r: again(r, writer, now, expect))
+        record = await self._jobs.update(name, lambda r: restarted(r, writer, now, expect))
         log.info("restart of a job recorded", extra={"job": name, "version": record.version})
         return record
 
@@ -247,7 +247,7 @@ class JobControl:
         """Write an intent that changes no specification; `None` withdraws it."""
         now = self._runtime.date()
         record = await self._jobs.update(
-            name, lambda r: noted(r, dimension, value, change, writer, now, lasts_s)
+            name, lambda r: with_intent(r, dimension, value, change, writer, now, lasts_s)
         )
         log.info("intent written", extra={"job": name, "dimension": dimension.value})
         return record
@@ -255,7 +255,7 @@ class JobControl:
     async def move_task(self, name: str, index: int, to: str, reason: str) -> JobRecord:
         """Add the move of a task to its operations; the job's budget applies."""
         machine = self._index.machines.get(to) if to else None
-        record = not_stopping(self._jobs.get(name))
+        record = require_not_stopping(self._jobs.get(name))
         if to and machine is None:
             raise NotFound(f"there is no machine {to!r} that could take tasks")
         specs = self._portal.specs()
@@ -267,7 +267,7 @@ class JobControl:
             )
         now = Moment(self._runtime.date(), self._runtime.now())
         record = await self._jobs.update(
-            name, lambda r: with_move(not_stopping(r), index, to, reason, now)
+            name, lambda r: with_move(require_not_stopping(r), index, to, reason, now)
         )
         log.info("move of a task recorded", extra={"job": name, "task": index, "machine": to})
         return record
@@ -277,7 +277,7 @@ class JobControl:
 
         New placements are made there; running tasks stay until their turn in the update.
         """
-        record = not_stopping(self._jobs.get(name))
+        record = require_not_stopping(self._jobs.get(name))
         if record.spec.entitlement == entitlement:
             raise Conflict(
                 f"cannot move job {name!r}: it is already in entitlement {entitlement!r}",
@@ -290,13 +290,13 @@ class JobControl:
                 f"of entitlement {record.spec.entitlement!r}",
                 hint="apply the job without these volumes first, if their content may be lost",
             )
-        return await self.write(moving(name, entitlement, writer, self._runtime.date()))
+        return await self.write(move_change(name, entitlement, writer, self._runtime.date()))
 
     async def restart_task(self, name: str, index: int, reason: str) -> JobRecord:
         """Add a restart of a task on its machine; the job's budget applies."""
         now = Moment(self._runtime.date(), self._runtime.now())
         record = await self._jobs.update(
-            name, lambda r: with_restart(not_stopping(r), index, reason, now)
+            name, lambda r: with_restart(require_not_stopping(r), index, reason, now)
         )
         log.info("restart of a task recorded", extra={"job": name, "task": index})
         return record
@@ -306,14 +306,16 @@ class JobControl:
 
         `expect`: only if the job is at this version, so that a request sent twice goes back once.
         """
-        record = not_stopping(self._jobs.get(name))
+        record = require_not_stopping(self._jobs.get(name))
         version = earlier(record)
         if version is None:
             raise Conflict(
                 f"cannot roll back job {name!r}: no earlier version of it is known",
                 hint="apply the file that you want",
             )
-        return await self.write(returning(name, version, writer, self._runtime.date(), expect))
+        return await self.write(
+            rollback_change(name, version, writer, self._runtime.date(), expect)
+        )
 
     def _new(self, spec: JobSpec, retired: RetiredJob) -> JobRecord:
         return JobRecord(

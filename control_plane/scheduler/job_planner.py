@@ -1,4 +1,4 @@
-"""Answers owners before and instead of acting: what would happen, and why it does not."""
+"""Plans changes of jobs without making them, and explains why tasks wait."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from control_plane.api.plans import JobExplanation, JobPlan, PlannedTask, Spread
 from control_plane.broker.core.assignment import FREE
 from control_plane.runtime.table import Table
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.decision import Seen
-from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.decision import DecisionInput
+from control_plane.scheduler.core.operations import is_being_removed
 from control_plane.scheduler.core.rollout import is_quiet, wanted_tasks
 from control_plane.scheduler.core.rollout_progress import postponed
-from control_plane.scheduler.core.sizing import remaining
-from control_plane.scheduler.core.volume_pinning import kept_notes
+from control_plane.scheduler.core.sizing import remaining_tasks
+from control_plane.scheduler.core.volume_pinning import volume_notes
 from control_plane.scheduler.job_control import JobControl
 from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.scheduler import Scheduler
 
-_LOOK = 50
+_CHECKED = 50
 """Machines that are examined between two checkpoints."""
 
 
@@ -39,14 +39,14 @@ class JobPlanner:
     def __init__(
         self,
         jobs: Table[JobRecord],
-        placing: Placements,
+        placements: Placements,
         control: JobControl,
         scheduler: Scheduler,
     ) -> None:
         self._scheduler, self._runtime = scheduler, scheduler.runtime
         self._jobs = jobs
-        self._placements = placing
-        self._index = placing.index
+        self._placements = placements
+        self._index = placements.index
         self._control = control
 
     async def plan(self, spec: JobSpec, writer: str = "") -> JobPlan:
@@ -100,16 +100,16 @@ class JobPlanner:
         copied = claims.copy() if claims is not None else ()  # a thread reads it, perhaps
         waiting, spread = await self._runtime.compute(len(record.tasks), _places, record, copied)
         _, _, planned = await self._plan_final(record)
-        held, free, kept = await self._judge_all(record)
+        held, free, refused_by_quota = await self._tally_all(record)
         limits = [r for r in planned if _is_limit(r)]
         of_free = [_of_free(r) for r in (*free.reasons(), *free.overlap())]
-        reasons = [*held.reasons(), *held.overlap(), *of_free, *kept]
+        reasons = [*held.reasons(), *held.overlap(), *of_free, *refused_by_quota]
         reasons += [r for r in limits if r not in reasons]
         if not waiting:
             reasons = []
         uneven = await self._uneven(record)
         volumes = await self._runtime.compute(
-            len(record.tasks), kept_notes, record, self._jobs.find
+            len(record.tasks), volume_notes, record, self._jobs.find
         )
         await self._runtime.checkpoint(answers=True)
         return JobExplanation(
@@ -136,10 +136,10 @@ class JobPlanner:
         self, record: JobRecord
     ) -> tuple[Change, tuple[int, ...], tuple[str, ...]]:
         """Return what will change, the tasks without a machine, and why; see `plan_final`."""
-        claims, over = self._index.claims.get(record.name), self._placements.evened(record)
+        claims, over = self._index.claims.get(record.name), self._placements.even_spread(record)
         copied = claims.copy() if claims is not None else ()  # a thread reads it, perhaps
-        seen = Seen({}, Moment(0.0, 0.0), claims=copied, evened=over)
-        tasks = await self._runtime.compute(len(record.tasks), remaining, record, seen)
+        inputs = DecisionInput({}, Moment(0.0, 0.0), claims=copied, even_spread=over)
+        tasks = await self._runtime.compute(len(record.tasks), remaining_tasks, record, inputs)
         return await self._placements.plan_final(record, tasks)
 
     def _update_note(self, record: JobRecord, *, has_waiting: bool) -> str:
@@ -156,14 +156,14 @@ class JobPlanner:
 
     async def _uneven(self, record: JobRecord) -> str:
         """Describe where a job has too many tasks, and why they stay; empty: its spread is even."""
-        over, claims = self._placements.evened(record), self._index.claims.get(record.name)
+        over, claims = self._placements.even_spread(record), self._index.claims.get(record.name)
         if over is None or claims is None:
             return ""
         pool = self._index.pool(self._placements.pool_of(record))
         repairs = await self._placements.repairs(record, {})
         bins = set[str]()
         for number, machine in enumerate(list(pool.machines())):
-            if number % _LOOK == 0:
+            if number % _CHECKED == 0:
                 await self._runtime.checkpoint(answers=True)
             bins.add(bin_of(over.property, machine))
         bins |= {repair.to_bin for repair in repairs}  # such a bin may have only free machines
@@ -182,37 +182,42 @@ class JobPlanner:
             f"{found.fullest} has {found.most} tasks and {found.emptiest} has {found.fewest}: {why}"
         )
 
-    async def _judge_all(self, record: JobRecord) -> tuple[Tally, Tally, list[str]]:
+    async def _tally_all(self, record: JobRecord) -> tuple[Tally, Tally, list[str]]:
         """Judge every machine that the job could ever get, letting others run meanwhile."""
         pool = self._placements.pool_of(record)
         demand = demand_for(record.spec, self._placements.entitlement_of(record))
         allowance: Allowance = self._placements.allowance(record)
         held, free = Tally(demand), Tally(demand)
-        kept: Counter[str] = Counter()
+        refused_by_quota: Counter[str] = Counter()
         for number, machine in enumerate(list(self._index.pool(pool).machines())):
-            if number % _LOOK == 0:
+            if number % _CHECKED == 0:
                 await self._runtime.checkpoint(answers=True)
             held.add(machine, machine, self._index.why_short(machine))
         for number, machine in enumerate(list(self._index.pool(FREE).machines())):
-            if number % _LOOK == 0:
+            if number % _CHECKED == 0:
                 await self._runtime.checkpoint(answers=True)
             why = allowance.lacks(machine) or (allowance.refuses and allowance.refuses(machine))
             if why:
-                kept[why] += 1
+                refused_by_quota[why] += 1
             else:
                 free.add(machine, machine, self._index.why_short(machine))
-        words = [f"{n} free machine{'s' if n > 1 else ''}: {why}" for why, n in kept.most_common()]
+        words = [
+            f"{n} free machine{'s' if n > 1 else ''}: {why}"
+            for why, n in refused_by_quota.most_common()
+        ]
         return held, free, words
 
 
 def _places(record: JobRecord, claims: Iterable[Claim]) -> tuple[list[int], list[SpreadBin]]:
     """Return the tasks of a job that wait for a machine, and where the others are."""
     staying = [
-        task for task in record.tasks if not (record.stopping or is_going(task) or task.extra)
+        task
+        for task in record.tasks
+        if not (record.stopping or is_being_removed(task) or task.extra)
     ]
-    here = {task.index for task in staying}
+    indexes = {task.index for task in staying}
     waiting = [t.index for t in staying if t.placement is None or t.phase == "lost"]
-    return waiting, _spread(claim.machine for claim in claims if claim.task in here)
+    return waiting, _spread(claim.machine for claim in claims if claim.task in indexes)
 
 
 def _waiting(record: JobRecord, now: float) -> list[str]:

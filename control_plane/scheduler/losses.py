@@ -1,7 +1,7 @@
 """Counts the lost capacity of each data center, and postpones voluntary work where it is high.
 
-Four simultaneous events once cost a data center most of its capacity (paper §5.2): traffic moved
-in, a load test, new racks next to the old ones, and a release of the web tier, which continued
+Four simultaneous events once cost a data center most of its capacity (paper §5.2): moved traffic, a
+load test, new racks next to the old ones, and a release of the web tier. The release continued
 while power was capped. So releases, rebalancing and deferrable maintenance wait while much of a
 data center does not serve or has too little power. The counts are updated with each record.
 """
@@ -33,7 +33,7 @@ class Losses:
         self._least = region.settings.capacity_loss_tasks
         self._runtime = region.runtime
         self._limit = region.limits.of(LimitName.CAPACITY, 1.0, 1)
-        self._where: dict[str, str] = {}
+        self._datacenter_of: dict[str, str] = {}
         """Machine → data center."""
         self._serving: Counter[str] = Counter()
         """Machine → tasks that serve there, as their records say."""
@@ -45,25 +45,27 @@ class Losses:
         region.broker.listen(self._machine_changed)
         jobs.listen(self._job_changed)
 
-    def held(self, record: JobRecord) -> Mapping[str, str]:
-        """Return the machines of a job on which voluntary operations must wait, with reasons."""
-        dcs = {dc for dc in self._tasks if self._is_over(dc)} if self._any() else None
+    def held_back(self, record: JobRecord) -> Mapping[str, str]:
+        """Return machine → reason for machines of a job whose voluntary operations must wait."""
+        dcs = (
+            {dc for dc in self._tasks if self._exceeds_share(dc)} if self._exceeds_least() else None
+        )
         now = self._runtime.now()
         if not dcs or self._limit.is_lifted(now):
             return _NONE
         found = {}
         for task in record.tasks:
             machine = task.placement.machine if task.placement is not None else ""
-            dc = self._where.get(machine, "")
+            dc = self._datacenter_of.get(machine, "")
             if dc in dcs:
-                found[machine] = self.why(dc)
+                found[machine] = self.describe(dc)
         return found
 
-    def note(self, why: str) -> None:
-        """Report in the limit that operations wait for this reason."""
-        self._limit.hold_back(self._runtime.now(), why, for_s=60.0)
+    def note(self, describe: str) -> None:
+        """Report through the limit that operations wait for this reason."""
+        self._limit.hold_back(self._runtime.now(), describe, for_s=60.0)
 
-    def why(self, dc: str) -> str:
+    def describe(self, dc: str) -> str:
         """Describe how much of a data center is lost."""
         lost, capped = self._lost[dc], self._capped_tasks[dc]
         return (
@@ -71,10 +73,10 @@ class Losses:
             f"power, more than {self._share:.0%}: no further tasks are taken down there"
         )
 
-    def _any(self) -> bool:
+    def _exceeds_least(self) -> bool:
         return self._lost.total() + self._capped_tasks.total() >= self._least
 
-    def _is_over(self, dc: str) -> bool:
+    def _exceeds_share(self, dc: str) -> bool:
         gone = self._lost[dc] + self._capped_tasks[dc]
         return gone >= self._least and gone > self._share * self._tasks[dc]
 
@@ -84,22 +86,22 @@ class Losses:
         self, name: str, _: MachineRecord | None, after: MachineRecord | None
     ) -> None:
         if after is None:
-            self._cap(name, capped=False)
+            self._set_capped(name, capped=False)
             return
-        known = self._where.get(name)
+        known = self._datacenter_of.get(name)
         dc = after.location.datacenter
         if known != dc:
             is_capped = name in self._capped
-            self._cap(name, capped=False)
-            self._where[name] = dc
-            self._cap(name, capped=is_capped)
+            self._set_capped(name, capped=False)
+            self._datacenter_of[name] = dc
+            self._set_capped(name, capped=is_capped)
         capped = bool(after.unavailability) and open_event(after, EventKind.POWER_CAP) is not None
-        self._cap(name, capped=capped)
+        self._set_capped(name, capped=capped)
 
-    def _cap(self, name: str, *, capped: bool) -> None:
+    def _set_capped(self, name: str, *, capped: bool) -> None:
         if capped == (name in self._capped):
             return
-        dc, serving = self._where.get(name, ""), self._serving[name]
+        dc, serving = self._datacenter_of.get(name, ""), self._serving[name]
         if capped:
             self._capped[name] = None
             self._capped_tasks[dc] += serving
@@ -117,7 +119,7 @@ class Losses:
             if task.placement is None:
                 continue
             machine = task.placement.machine
-            dc = self._where.get(machine, "")
+            dc = self._datacenter_of.get(machine, "")
             kind = task.operation.kind if task.operation is not None else None
             if task.phase is TaskPhase.RUNNING and task.listed:
                 self._serving[machine] += sign

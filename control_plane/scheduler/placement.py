@@ -1,4 +1,4 @@
-"""Machines for the tasks of a job: its record as a request to the allocator, and the answer."""
+"""Converts a job's record into requests to the allocator, and calls it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from msgspec.structs import replace
 from agent.api import ImageTrust, TaskSpec
 from agent.api.volumes import VolumeKind
 from control_plane.agents.core.commands import Start
-from control_plane.agents.core.seen import View
+from control_plane.agents.core.observed import View
 from control_plane.allocator.core.claims import Change
 from control_plane.allocator.core.demand import Demand, demand_for
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.preferences import preferences_of
 from control_plane.allocator.core.request import (
     Allowance,
-    Back,
     Group,
     Request,
+    UnmovedTask,
     same_claim,
 )
-from control_plane.allocator.core.spread import Repair, Target, Targets, evened
-from control_plane.allocator.core.weighted_spread import Even
+from control_plane.allocator.core.spread import Repair, Target, Targets, even_spread
+from control_plane.allocator.core.weighted_spread import EvenSpread
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobRecord, JobSpec, spec_of
 from control_plane.api.policy import Admission
-from control_plane.scheduler.core.job_request import Home, only_on, request_of
-from control_plane.scheduler.core.owner_moves import goes_to
-from control_plane.scheduler.core.rollout import UNPLACED, to_place
+from control_plane.scheduler.core.job_request import VersionPool, only_on, request_of
+from control_plane.scheduler.core.owner_moves import wanted_machine
+from control_plane.scheduler.core.rollout import UNPLACED, tasks_to_place
 from control_plane.scheduler.core.task_spec import task_spec
 from control_plane.scheduler.ports import Places
 
@@ -45,12 +45,12 @@ class Placements:
         """`owns(pool)` returns whether the pool belongs to this shard."""
         self.allocator, self.owns = allocator, owns
         self.index = allocator.index
-        self._asked: dict[str, tuple[JobRecord, EntitlementSpec | None, Request]] = {}
+        self._requests: dict[str, tuple[JobRecord, EntitlementSpec | None, Request]] = {}
         """Job → its cached request, valid for the same record and entitlement specification."""
 
     def forget(self, job: str) -> None:
         """Drop the cached request of a deleted job."""
-        self._asked.pop(job, None)
+        self._requests.pop(job, None)
 
     def are_ours(self, record: JobRecord | None) -> bool:
         """Return whether the job exists and this shard places its tasks."""
@@ -68,12 +68,12 @@ class Placements:
                 pools[spec.entitlement] = self.allocator.pool_of(spec)
         return pools
 
-    def _homes(self, record: JobRecord) -> dict[int, Home]:
+    def _version_pools(self, record: JobRecord) -> dict[int, VersionPool]:
         """Return the pools of earlier versions that are in another entitlement."""
         if len(record.specs) < 2:
             return {}
         return {
-            version: Home(self.allocator.pool_of(spec), self.allocator.entitlement_of(spec))
+            version: VersionPool(self.allocator.pool_of(spec), self.allocator.entitlement_of(spec))
             for version, spec in record.specs.items()
             if spec.entitlement != record.spec.entitlement
         }
@@ -98,22 +98,22 @@ class Placements:
         """Return a job's present request to the allocator; None: it has no tasks and no claims."""
         if not record.tasks and record.name not in self.index.claims:
             return None
-        request, back = self._request(record, view), self._back(record, view)
-        return dataclasses.replace(request, back=back) if back else request
+        request, unmoved = self._request(record, view), self._unmoved(record, view)
+        return dataclasses.replace(request, unmoved=unmoved) if unmoved else request
 
     def _request(self, record: JobRecord, view: View) -> Request:
-        entitlement, known = self.entitlement_of(record), self._asked.get(record.name)
+        entitlement, known = self.entitlement_of(record), self._requests.get(record.name)
         if known is not None and known[0] is record and known[1] is entitlement:
             return known[2]
-        claims, homes = self.index.claims.get(record.name), self._homes(record)
-        request = request_of(record, view, self.pool_of(record), entitlement, claims, homes)
-        if not homes and not any(task.phase in UNPLACED for task in record.tasks):
-            self._asked[record.name] = (record, entitlement, request)
+        claims, version_pools = self.index.claims.get(record.name), self._version_pools(record)
+        request = request_of(record, view, self.pool_of(record), entitlement, claims, version_pools)
+        if not version_pools and not any(task.phase in UNPLACED for task in record.tasks):
+            self._requests[record.name] = (record, entitlement, request)
         return request
 
-    def evened(self, record: JobRecord) -> Even | None:
+    def even_spread(self, record: JobRecord) -> EvenSpread | None:
         """Return the bins over which a job is to be spread evenly; None: over none."""
-        return evened(preferences_of(record.spec, self.entitlement_of(record)))
+        return even_spread(preferences_of(record.spec, self.entitlement_of(record)))
 
     async def repairs(self, record: JobRecord, view: View) -> tuple[Repair, ...]:
         """Return a few moves that make a job's spread more even; changes nothing.
@@ -127,7 +127,7 @@ class Placements:
             return ()
         return await self.allocator.repairs(self._request(record, view), most)
 
-    def _back(self, record: JobRecord, view: View) -> tuple[Back, ...]:
+    def _unmoved(self, record: JobRecord, view: View) -> tuple[UnmovedTask, ...]:
         """Return the tasks that stay on their machine but are claimed on another one.
 
         Their move was allocated, but the job's record was not written. Then the machine that
@@ -137,20 +137,20 @@ class Placements:
         if claims is None:
             return ()
         machines, pools = claims.machines, self.pools_of(record)
-        elsewhere: list[tuple[Back, str | None]] = []
+        elsewhere: list[tuple[UnmovedTask, str | None]] = []
         for task in record.tasks:
             claimed = machines[task.index] if task.index < len(machines) else None
             if claimed is None or task.placement is None:
                 continue
             if claimed.name != task.placement.machine:
-                back = Back(task.index, task.placement.machine, task.placement.ports)
-                elsewhere.append((back, pools.get(spec_of(record, task).entitlement)))
-        moving = {task.index for task in to_place(record, view)} if elsewhere else ()
+                unmoved = UnmovedTask(task.index, task.placement.machine, task.placement.ports)
+                elsewhere.append((unmoved, pools.get(spec_of(record, task).entitlement)))
+        moving = {task.index for task in tasks_to_place(record, view)} if elsewhere else ()
         return tuple(
-            back
-            for back, pool in elsewhere
-            if back.task not in moving
-            and (machine := self.index.machines.get(back.machine)) is not None
+            unmoved
+            for unmoved, pool in elsewhere
+            if unmoved.task not in moving
+            and (machine := self.index.machines.get(unmoved.machine)) is not None
             and machine.pool == pool
         )
 
@@ -165,26 +165,26 @@ class Placements:
         of_spec = {id(spec): demand_for(spec, entitlement) for spec in tasks.values()}
         demands = {task: of_spec[id(spec)] for task, spec in tasks.items()}
         claims, pool = self.index.claims.get(record.name), self.pool_of(record)
-        staying, asked, left = dict[int, Target](), set[int](), set[str]()
+        staying, replanned, left = dict[int, Target](), set[int](), set[str]()
         for task, demand in demands.items():
             known = claims.get(task) if claims is not None else None
             is_here = known is not None and known.machine.pool == pool and task not in moving
             if is_here and known is not None and same_claim(known.demand, demand):
                 staying[task] = Target(known.machine.name)
                 continue
-            asked.add(task)
+            replanned.add(task)
             if known is not None and task in moving:
                 left.add(known.machine.name)
-        if not asked:
+        if not replanned:
             return Targets(staying)
         others: dict[tuple[Demand, str], list[int]] = defaultdict(list)
         for claim in claims or ():
-            if claim.task not in asked:
+            if claim.task not in replanned:
                 others[claim.demand, claim.machine.pool].append(claim.task)
         groups = [Group(d, tuple(those), elsewhere=where) for (d, where), those in others.items()]
-        to = {task.index: goes_to(task) for task in record.tasks if task.index in asked}
+        to = {task.index: wanted_machine(task) for task in record.tasks if task.index in replanned}
         alike: dict[tuple[Demand, bool, str], list[int]] = defaultdict(list)
-        for task in sorted(asked):
+        for task in sorted(replanned):
             alike[demands[task], task in moving, to.get(task, "")].append(task)
         for (demand, leaves, where), those in alike.items():
             leave, among = frozenset(left if leaves else ()), only_on(where)

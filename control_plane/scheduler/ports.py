@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allocation, Allowance, Request
 from control_plane.allocator.core.spread import Repair, Targets
-from control_plane.allocator.task_directory import Entry
+from control_plane.allocator.task_directory import PlacedTask
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.runtime.table import Table
@@ -37,7 +37,7 @@ class Entitlements(Protocol):
 class Directory(Protocol):
     """Which tasks are on which machine, by the jobs' records."""
 
-    def tasks(self, machine: str) -> Mapping[str, Entry]:
+    def tasks(self, machine: str) -> Mapping[str, PlacedTask]:
         """Return the tasks of a machine, including those that are leaving it."""
 
     def jobs(self, machine: str) -> set[str]:

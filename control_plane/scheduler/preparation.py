@@ -1,8 +1,7 @@
-"""Machines that verify a pool's profile before a task moves to them (HP15).
+"""Takes free machines in advance, so that they verify a profile before a task moves there (HP15).
 
-A move for a better spread can wait: the task serves where it is until there is a machine
-where it can start at once. A free machine is taken for that. If no task moves there after all,
-the machine is given back like any other.
+A move for a better spread can wait: the task serves where it is until there is a machine where it
+can start at once. If no task moves to the taken machine, it is given back like any other.
 """
 
 from __future__ import annotations
@@ -57,5 +56,8 @@ class PreparedMachines:
             self._until.pop(machine, None)
             fields = {"machine": machine, "reason": str(e)}
             log.info("machine could not be prepared in advance", extra=fields)
+        except Exception:  # else it would end the rounds of all jobs
+            self._until.pop(machine, None)
+            log.exception("machine could not be prepared in advance", extra={"machine": machine})
         finally:
             self._taking.discard(machine)

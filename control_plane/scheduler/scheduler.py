@@ -1,8 +1,8 @@
-"""The scheduler: rounds for each job that bring its tasks to the state that its record wants.
+"""The scheduler: brings the tasks of each job to the wanted state of its record, in rounds.
 
 A round reads the reports of agents and decides the next operations (`core/decide.py`). It then
 stores the record with its events, and only after that sends the commands. A round that changes
-nothing is harmless, so everything that may matter simply wakes the job. Machines are allocated
+nothing is harmless, so every event that may matter wakes the job. Machines are allocated
 concurrently with the rounds.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 
 from msgspec.structs import replace
 
-from control_plane.agents.core.seen import View
+from control_plane.agents.core.observed import View
 from control_plane.agents.dispatcher import Dispatcher
 from control_plane.agents.region import Region
 from control_plane.api.jobs import JobRecord, JobStatus
@@ -27,15 +27,14 @@ from control_plane.runtime.workers import Pace, Workers
 from control_plane.scheduler.agent_commands import AgentCommands
 from control_plane.scheduler.allocation_requests import OVERTAKEN_S, AllocationRequests
 from control_plane.scheduler.approvals import Approvals
-from control_plane.scheduler.basis import Basis, machines_of
 from control_plane.scheduler.core import release
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.copies import second_copies
 from control_plane.scheduler.core.decide import begin_operations, decide, settle
-from control_plane.scheduler.core.decision import Decision, Seen
+from control_plane.scheduler.core.decision import Decision, DecisionInput
 from control_plane.scheduler.core.job_request import placed
 from control_plane.scheduler.core.operations import waits
-from control_plane.scheduler.core.reconcile import next_look
+from control_plane.scheduler.core.reconcile import next_round_at
 from control_plane.scheduler.core.rollout import summarize
 from control_plane.scheduler.core.rollout_progress import describe_progress
 from control_plane.scheduler.destinations import Destinations
@@ -43,6 +42,7 @@ from control_plane.scheduler.event_log import EventLog
 from control_plane.scheduler.idle_jobs import IdleJobs
 from control_plane.scheduler.losses import Losses
 from control_plane.scheduler.placement import Placements
+from control_plane.scheduler.round_inputs import RoundInputs, machines_of
 from control_plane.scheduler.startup_barrier import ARRIVING_S, StartupBarrier
 from control_plane.scheduler.surge_buffer import SurgeBuffer
 from control_plane.scheduler.unknown_copies import UnknownCopies
@@ -68,7 +68,7 @@ class Scheduler:
         self,
         region: Region,
         jobs: JobTable,
-        placing: Placements,
+        placements: Placements,
         dispatcher: Dispatcher,
         event_log: EventLog,
         controllers: Controllers,
@@ -77,24 +77,24 @@ class Scheduler:
         self._jobs, self._log, self._losses = jobs, event_log, losses
         self._observations, self.runtime = region.observations, region.runtime
         self._settings = settings = region.settings
-        self._placements, self._allocator = placing, placing.allocator
+        self._placements, self._allocator = placements, placements.allocator
         self._group: asyncio.TaskGroup | None = None
         pace = Pace(retry_s=settings.retry_s)
         self._workers = Workers(region.runtime, "scheduler", self._work, pace, self._pause_s)
         self._is_waking = False
         self._details: dict[str, str] = {}
-        self.requests = AllocationRequests(region, placing.allocator, self._workers)
+        self.requests = AllocationRequests(region, placements.allocator, self._workers)
         self.requests.answered = self.wake
         self._startup_barrier = StartupBarrier(region.observations, jobs)
         self._idle_jobs = IdleJobs(region.observations, region.runtime, settings.resync_s)
         self.approvals = Approvals(controllers, jobs, event_log)
         self._surge = SurgeBuffer(jobs, self.wake)
-        self._basis = Basis(region, placing, self._idle_jobs, losses, self._surge)
-        self._unknown = UnknownCopies(region, placing.allocator.directory)
+        self._round_inputs = RoundInputs(region, placements, self._idle_jobs, losses, self._surge)
+        self._unknown = UnknownCopies(region, placements.allocator.directory)
         self._unknown.gone = lambda task: self.wake(task.rpartition("-")[0])
-        self._commands = AgentCommands(region, jobs, placing, dispatcher, self._unknown)
+        self._commands = AgentCommands(region, jobs, placements, dispatcher, self._unknown)
         self.wanted = self._commands.wanted
-        self._destinations = Destinations(region, placing, dispatcher, self._spawn)
+        self._destinations = Destinations(region, placements, dispatcher, self._spawn)
         self.prepared_machines = self._destinations.prepared_machines
         self._capped = region.limits.of(
             LimitName.CAPPED_MOVES, settings.capped_moves_per_s, settings.capped_moves_burst
@@ -102,19 +102,19 @@ class Scheduler:
         controllers.listen(self.wake)
         self._idle_jobs.follow(jobs, self.wake)
         region.broker.listen(self._machine_changed, loaded=ignore)
-        region.observations.listen(self._machine_seen, self._one_seen)
+        region.observations.listen(self._machine_seen, self._task_or_image_seen)
 
     async def run(self, number: Callable[[], int]) -> None:
         """Schedule all jobs until cancelled; `number` returns the number of the term."""
         self._commands.number = number
         if self._observations.restored:
             self._unknown.begin()
-        ends = self.runtime.on_pause(lambda _: self._basis.restart_quiet_times())
+        ends = self.runtime.on_pause(lambda _: self._round_inputs.restart_quiet_times())
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
                 for name in self._jobs:
-                    self._wake_whole(name)
+                    self._wake_when_complete(name)
                 await self._workers.run()
             finally:
                 ends()
@@ -157,13 +157,13 @@ class Scheduler:
     def wake(self, name: str) -> None:
         """Start a round of a job soon, if the job belongs to this shard."""
         if self._placements.are_ours(self._jobs.find(name)):
-            self._idle_jobs.note_news(name)
+            self._idle_jobs.note_wakeup(name)
             self._workers.wake(name)
 
-    def _wake_whole(self, name: str) -> None:
+    def _wake_when_complete(self, name: str) -> None:
         """Wake a job once all its machines have reported since the start, or after `ARRIVING_S`."""
         if self._startup_barrier.awaits(name) and self._placements.are_ours(self._jobs.find(name)):
-            self._idle_jobs.note_news(name)
+            self._idle_jobs.note_wakeup(name)
             self._workers.wake_at(name, self.runtime.now() + ARRIVING_S)
         else:
             self.wake(name)
@@ -188,7 +188,7 @@ class Scheduler:
     def _machine_seen(self, name: str) -> None:
         if self._startup_barrier.is_first(name):
             for job in sorted(self._allocator.directory.jobs(name)):
-                self._wake_whole(job)
+                self._wake_when_complete(job)
             for job in sorted(self._destinations.take_awaiting(name)):
                 self.wake(job)
             self._wake_waiting()
@@ -196,7 +196,7 @@ class Scheduler:
             self._machine_changed(name)
         self.stop_unknown_tasks(name)
 
-    def _one_seen(self, machine: str, which: str) -> None:
+    def _task_or_image_seen(self, machine: str, which: str) -> None:
         """Wake only the jobs that a report of one task or image affects."""
         known = self._allocator.directory.tasks(machine).get(which)
         if known is not None:
@@ -217,9 +217,9 @@ class Scheduler:
 
     async def _work(self, name: str) -> float | None:
         """Do one round for a job; return the seconds until the next round at the latest."""
-        rests_s = await self._rests_s(name)
-        if rests_s is not None:
-            return rests_s
+        skip_s = await self._skip_s(name)
+        if skip_s is not None:
+            return skip_s
         try:
             return await self._round(name)
         except Conflict as e:
@@ -229,7 +229,7 @@ class Scheduler:
             )
             return OVERTAKEN_S
 
-    async def _rests_s(self, name: str) -> float | None:
+    async def _skip_s(self, name: str) -> float | None:
         """Return for how many seconds rounds of an idle job may be skipped; None: it needs one."""
         record = self._jobs.find(name)
         if record is None or self.requests.is_pending(name):
@@ -238,8 +238,8 @@ class Scheduler:
             self._placements.pool_of(record),
             self._placements.entitlement_of(record),
         )
-        spread_state = self._basis.spread_state(record)
-        return await self._idle_jobs.rests_s(record, entitlement, spread_state, pool)
+        spread_state = self._round_inputs.spread_state(record)
+        return await self._idle_jobs.skip_s(record, entitlement, spread_state, pool)
 
     def _pause_s(self, name: str) -> float:
         record = self._jobs.find(name)
@@ -255,100 +255,117 @@ class Scheduler:
                 return None
             now = Moment(self.runtime.date(), self.runtime.now())
             entitlement = self._placements.entitlement_of(before)
-            view = await self._basis.view(before, now)
-            seen, made = await self._decided(before, view, now)
+            view = await self._round_inputs.view(before, now)
+            inputs, decision = await self._decide(before, view, now)
             is_asked = name in self.requests.asking
-            request = None if is_asked else self._placements.request(made.record, view)
+            request = None if is_asked else self._placements.request(decision.record, view)
             answer = self.requests.take_answer(name, request)
-            if not (made.record.tasks or request or is_asked) and made.record.stopping:
-                # a later job of this name continues its generations and call numbers, so neither
-                # agents nor the controller take its messages for outdated ones
-                await self._log.commit(self._jobs, made.record, made.ledger.events, is_gone=True)
-                log.info("job deleted", extra={"job": name})
+            if not (decision.record.tasks or request or is_asked) and decision.record.stopping:
+                await self._delete(decision)
                 return 0.0
             if answer is not None and request is not None and request.groups:
-                settle(made, placed(made.record, view, answer), now)
-            await self._store(before, made)
+                settle(decision, placed(decision.record, view, answer), now)
+            await self._store(before, decision)
         if answer is None and request is not None:
             self.requests.ask(name, request, self._group)
         elif answer is not None and self._allocator.waiting.is_outdated(name, answer.gain):
             self.wake(name)
         self._wake_waiting()
-        await self._turn(made.record)
-        if made.record != before and not view.keys() >= machines_of(made.record):
-            view = await self._basis.view(made.record, now)
-        has_asked = await self._send(made.record, view)
-        due_s = self._due_s(made, seen, view, now)
-        await self._turn(made.record)
+        await self._yield_if_large(decision.record)
+        if decision.record != before and not view.keys() >= machines_of(decision.record):
+            view = await self._round_inputs.view(decision.record, now)
+        has_asked = await self._send(decision.record, view)
+        due_s = self._due_s(decision, inputs, view, now)
+        await self._yield_if_large(decision.record)
         is_asking = (answer is None) != (request is None)
-        if made.record == before and not (has_asked or due_s or is_asking):
-            state, check_at = self._basis.spread_state(before), self._basis.spread_check_at(before)
-            self._idle_jobs.found_nothing(before, entitlement, state, check_at)
+        if decision.record == before and not (has_asked or due_s or is_asking):
+            state = self._round_inputs.spread_state(before)
+            check_at = self._round_inputs.spread_check_at(before)
+            self._idle_jobs.note_idle(before, entitlement, state, check_at)
         else:
             self._idle_jobs.forget(name)
         return min([self._settings.resync_s, *due_s])
 
-    async def _decided(self, before: JobRecord, view: View, now: Moment) -> tuple[Seen, Decision]:
+    async def _decide(
+        self, before: JobRecord, view: View, now: Moment
+    ) -> tuple[DecisionInput, Decision]:
         """Decide the next state of a job, and begin the operations whose machines are ready.
 
         For a large job a thread computes the decision.
         """
         answer, moves = await self.approvals.join(before), self._capped.ready(now.steady)
         is_asking = before.name in self.requests.asking
-        seen, repairs = await self._basis.seen(
+        inputs, repairs = await self._round_inputs.inputs(
             before, view, now, answer, is_asking=is_asking, capped_moves=moves
         )
-        made = await self.runtime.compute(len(before.tasks), decide, before, seen)
+        decision = await self.runtime.compute(len(before.tasks), decide, before, inputs)
         entitlement = self._placements.entitlement_of(before)
-        self._surge.decided(before, made, entitlement, seen.surge_left)
-        await self._turn(made.record)
-        if made.chosen or made.overdue:
-            found = await self._destinations.find(made, repairs)
-            begin_operations(made, found, seen)
-            if self._basis.found(before.name, made.chosen, found.without_room):
+        self._surge.reserve(before, decision, entitlement, inputs.surge_left)
+        await self._yield_if_large(decision.record)
+        if decision.chosen or decision.overdue:
+            found = await self._destinations.find(decision, repairs)
+            begin_operations(decision, found, inputs)
+            if self._round_inputs.note_without_room(
+                before.name, decision.chosen, found.without_room
+            ):
                 self.wake(before.name)  # the next round chooses other tasks, which may have room
-            for _ in range(made.capped):
+            for _ in range(decision.capped):
                 self._capped.take(now.steady)
-        return seen, made
+        return inputs, decision
 
-    async def _store(self, before: JobRecord, made: Decision) -> None:
+    async def _delete(self, decision: Decision) -> None:
+        """Delete the record of a stopped job, whose last events stay in its log.
+
+        A later job of this name continues its generations and call numbers. So neither agents nor
+        the controller refuse its messages as outdated.
+        """
+        record, events = decision.record, decision.ledger.events
+        await self._log.commit(self._jobs, record, events, is_gone=True)
+        log.info("job deleted", extra={"job": record.name})
+
+    async def _store(self, before: JobRecord, decision: Decision) -> None:
         """Store what a round changed, with its events."""
-        made.record = self.approvals.noted(made.record, before)
-        await self._turn(made.record)
-        if made.record != before:
-            events = await self._log.commit(self._jobs, made.record, made.ledger.events)
-            self.approvals.stored(made.record, before, events)
-        self._details[before.name] = made.detail
+        decision.record = self.approvals.with_conversation(decision.record, before)
+        await self._yield_if_large(decision.record)
+        if decision.record != before:
+            events = await self._log.commit(self._jobs, decision.record, decision.ledger.events)
+            self.approvals.record_stored(decision.record, before, events)
+        self._details[before.name] = decision.detail
 
     async def _send(self, record: JobRecord, view: View) -> bool:
         """Send the commands of a stored record, ask for approvals; return whether there are any
         commands.
         """
         has_sent = await self._commands.send(record, view)
-        await self._turn(record)
+        await self._yield_if_large(record)
         self.approvals.ask(record, view)
         return has_sent
 
-    def _due_s(self, made: Decision, seen: Seen, view: View, now: Moment) -> list[float]:
+    def _due_s(
+        self, decision: Decision, inputs: DecisionInput, view: View, now: Moment
+    ) -> list[float]:
         """Return after how many seconds a round is needed, even if nothing is reported."""
-        looks = (next_look(made.record, now, view), release.next_look(made.record, now))
-        due_s = [look - now.steady for look in looks if look is not None]
-        if made.held:
-            self._losses.note(next(iter(seen.held_back.values())))
-        if made.held or self._waits_for_power(made):
+        times = (
+            next_round_at(decision.record, now, view),
+            release.next_round_at(decision.record, now),
+        )
+        due_s = [at - now.steady for at in times if at is not None]
+        if decision.held:
+            self._losses.note(next(iter(inputs.held_back.values())))
+        if decision.held or self._waits_for_power(decision):
             due_s.append(_LIMITED_S)
         return due_s
 
-    async def _turn(self, record: JobRecord) -> None:
+    async def _yield_if_large(self, record: JobRecord) -> None:
         """Yield to the event loop between two parts of a round of a large job."""
         if len(record.tasks) >= _LARGE:
             await self.runtime.checkpoint()
 
-    def _waits_for_power(self, made: Decision) -> bool:
+    def _waits_for_power(self, decision: Decision) -> bool:
         """Return whether tasks still have to leave machines whose power is capped."""
         waiting = sum(
             1
-            for task in made.record.tasks
+            for task in decision.record.tasks
             if waits(task) and task.operation is not None and task.operation.cause is Cause.POWER
         )
         now = self.runtime.now()
@@ -360,9 +377,9 @@ class Scheduler:
         """Drop the state of a job that was deleted or belongs to another shard."""
         self._workers.forget(name)
         self.approvals.forget(name)
-        self._idle_jobs.gone(name)
+        self._idle_jobs.drop(name)
         self._allocator.waiting.drop(name)
         self._placements.forget(name)
-        self._basis.forget(name)
+        self._round_inputs.forget(name)
         self.requests.forget(name)
         self._details.pop(name, None)

@@ -38,46 +38,53 @@ class SurgeBuffer:
         others = sum(extras.values()) - extras.get(record.name, 0)
         return max(0, entitlement.surge_tasks - others)
 
-    def decided(
-        self, before: JobRecord, made: Decision, entitlement: EntitlementSpec | None, of: int | None
+    def reserve(
+        self,
+        before: JobRecord,
+        decision: Decision,
+        entitlement: EntitlementSpec | None,
+        left_before: int | None,
     ) -> None:
         """Count the extra tasks that a decision adds, before they are stored, or let the job wait.
 
-        `of` is the result of `left` when the decision began; a large job's decision takes a while.
-        Raises `Conflict` if the decision adds extra tasks, and other jobs changed theirs meanwhile.
+        `left_before` is the result of `left` when the decision began; a large job's decision takes
+        a while. Raises `Conflict` if the decision adds extra tasks, and other jobs changed theirs
+        meanwhile. Extra tasks of an earlier decision that was not stored no longer count.
         """
-        record = made.record
-        now = _extra(record)
-        if now > _extra(before) and self.left(before, entitlement) != of:
+        record = decision.record
+        wanted, stored = _extras_of(record), _extras_of(before)
+        if wanted > stored and self.left(before, entitlement) != left_before:
             raise Conflict(
                 f"cannot add extra tasks to job {record.name!r}: other jobs of entitlement "
                 f"{before.spec.entitlement!r} changed their number just now",
                 hint="it is retried",
             )
-        extras, name = self._extras[record.spec.entitlement], record.name
-        if now > extras.get(name, 0):
-            extras[name] = now
         waiting = self._waiting[record.spec.entitlement]
-        if made.waits_for_surge:
-            waiting.setdefault(name)
+        if decision.waits_for_surge:
+            waiting.setdefault(record.name)
         else:
-            waiting.pop(name, None)
+            waiting.pop(record.name, None)
+        self._count(record.spec.entitlement, record.name, max(wanted, stored))
 
     def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
         """Count the stored extra tasks; a removed one makes room for that of another job."""
         if is_untouched(before, after):
             return
         for entitlement in {r.spec.entitlement for r in (before, after) if r is not None}:
-            is_here = after is not None and after.spec.entitlement == entitlement
-            extras, now = self._extras[entitlement], _extra(after) if is_here and after else 0
-            freed = extras.pop(name, 0) - now
-            if now:
-                extras[name] = now
-            if not is_here:
+            is_in_it = after is not None and after.spec.entitlement == entitlement
+            if not is_in_it:
                 self._waiting[entitlement].pop(name, None)
-            for job in list(self._waiting[entitlement])[: max(0, freed)]:
-                self._wake(job)
+            self._count(entitlement, name, _extras_of(after) if is_in_it and after else 0)
+
+    def _count(self, entitlement: str, job: str, number: int) -> None:
+        """Set the extra tasks of a job; wake a waiting job for each one fewer than before."""
+        extras = self._extras[entitlement]
+        freed = extras.pop(job, 0) - number
+        if number:
+            extras[job] = number
+        for waiting in list(self._waiting[entitlement])[: max(0, freed)]:
+            self._wake(waiting)
 
 
-def _extra(record: JobRecord) -> int:
+def _extras_of(record: JobRecord) -> int:
     return sum(1 for task in record.tasks if task.extra)

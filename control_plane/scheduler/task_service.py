@@ -1,7 +1,6 @@
-"""Calls of owners about single tasks: show one, restart it, run a command inside it.
+"""Serves calls of owners about single tasks: show one, restart it, run a command inside it.
 
-The scheduler decides nothing here: the service calls the agent of the task's machine and
-passes its answer on.
+The service calls the agent of the task's machine and returns its answer.
 """
 
 from __future__ import annotations

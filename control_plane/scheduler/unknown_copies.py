@@ -1,10 +1,10 @@
-"""Running tasks that the restored copy of the store lacks: none of them starts a second time."""
+"""Keeps tasks that run without a record in a restored store from starting a second time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from control_plane.agents.core.restored import is_of_before
+from control_plane.agents.core.restored import predates_restore
 from control_plane.agents.region import Region
 from control_plane.api.jobs import JobRecord, TaskPhase, task_id
 from control_plane.api.machines import MachineState
@@ -52,12 +52,12 @@ class UnknownCopies:
         return ""
 
     def _seen(self, machine: str) -> None:
-        tasks, epoch = self._observations.look(machine).tasks, self._observations.restored
+        tasks, epoch = self._observations.peek(machine).tasks, self._observations.restored
         known = self._directory.tasks(machine)
         now = {
             name
             for name, status in tasks.items()
-            if name not in known and is_of_before(status, epoch)
+            if name not in known and predates_restore(status, epoch)
         }
         before = self._on.pop(machine, set())
         if now:

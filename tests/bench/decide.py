@@ -16,7 +16,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from agent.api import Health, TaskState, TaskStatus
-from control_plane.agents.core.seen import SeenMachine
+from control_plane.agents.core.observed import ObservedMachine
 from control_plane.api.jobs import (
     JobRecord,
     JobSpec,
@@ -29,7 +29,7 @@ from control_plane.api.jobs import (
 from control_plane.api.stored_jobs import changed_chunks, chunks_in_turn
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import begin_operations, decide
-from control_plane.scheduler.core.decision import Found, Seen
+from control_plane.scheduler.core.decision import DecisionInput, FoundPlaces
 from control_plane.scheduler.core.task_commands import commands
 
 IMAGE = "sha256:" + "1" * 64
@@ -38,7 +38,7 @@ ROUNDS = 5
 NOW = Moment(wall=1.8e9, steady=1000.0)
 
 
-def a_job(tasks: int) -> tuple[JobRecord, dict[str, SeenMachine]]:
+def a_job(tasks: int) -> tuple[JobRecord, dict[str, ObservedMachine]]:
     """Return a job whose tasks are all healthy, and its machines."""
     spec = JobSpec(
         name="web",
@@ -76,7 +76,7 @@ def a_job(tasks: int) -> tuple[JobRecord, dict[str, SeenMachine]]:
             job="web",
         )
     view = {
-        name: SeenMachine(up=True, answering=True, ready=True, tasks=those)
+        name: ObservedMachine(up=True, answering=True, ready=True, tasks=those)
         for name, those in seen.items()
     }
     record = JobRecord(
@@ -85,12 +85,12 @@ def a_job(tasks: int) -> tuple[JobRecord, dict[str, SeenMachine]]:
     return record, view
 
 
-def a_round(record: JobRecord, view: dict[str, SeenMachine]) -> int:
+def a_round(record: JobRecord, view: dict[str, ObservedMachine]) -> int:
     """Decide as the scheduler does; return how many chunks of tasks are written."""
-    seen = Seen(view, NOW)
+    seen = DecisionInput(view, NOW)
     made = decide(record, seen)
     if made.chosen:
-        begin_operations(made, Found(ready=frozenset(made.chosen)), seen)
+        begin_operations(made, FoundPlaces(ready=frozenset(made.chosen)), seen)
     changed = changed_chunks(record, made.record)
     dict(chunks_in_turn(made.record, changed))
     commands(made.record, view)
@@ -112,7 +112,7 @@ def measured(tasks: int) -> dict[str, float]:
     record, view = a_job(tasks)
     machine = view["m00000"]
     sick = {name: replace(s, restarts=1) for name, s in machine.tasks.items()}
-    changed = view | {"m00000": SeenMachine(up=True, answering=True, ready=True, tasks=sick)}
+    changed = view | {"m00000": ObservedMachine(up=True, answering=True, ready=True, tasks=sick)}
     spec = replace(record.spec, command=["/y"])
     newer = replace(record, spec=spec, version=2, specs={1: record.spec, 2: spec})
     return {

@@ -161,14 +161,14 @@ def runtimes(region: SimulatedRegion) -> Counter[str]:
 @contextmanager
 def newest_runtime_at_each_update() -> Iterator[None]:
     """Let each write of a push take the newest runtime, as each update did in the old way."""
-    changed = job_change._changed
+    changed = job_change._with_spec
 
     def entering(record: JobRecord, spec: JobSpec) -> JobRecord:
         after = changed(record, spec)
         newest = job_change._with_runtime(after, after.spec)
         return replace(after, spec=newest, specs=after.specs | {after.version: newest})
 
-    with mock.patch.object(job_change, "_changed", entering):
+    with mock.patch.object(job_change, "_with_spec", entering):
         yield
 
 

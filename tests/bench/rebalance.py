@@ -283,7 +283,7 @@ def an_index(machines: int, pools: int, tasks: int) -> RegionIndex:
         mine = list(index.pools[f"p{pool}"].machines())
         for job in range(tasks // pools // 50):
             placed = [chance.choice(mine) for _ in range(50)]
-            index.restore_alike(f"p{pool}-{job:05}", f"p{pool}", 0, placed, demand)
+            index.restore_equal(f"p{pool}-{job:05}", f"p{pool}", 0, placed, demand)
     return index
 
 

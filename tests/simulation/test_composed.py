@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from control_plane.agents.core.seen import SeenMachine
+from control_plane.agents.core.observed import ObservedMachine
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord, spec_of
 from control_plane.scheduler.core import reconcile, rollout, sizing, task_versions
-from control_plane.scheduler.core.operations import is_going, is_offered
+from control_plane.scheduler.core.operations import is_being_removed, is_offered
 from vm_lab.region import scenario
 from vm_lab.region.results import as_story
 from vm_lab.region.run import Job, run_one
@@ -80,7 +80,7 @@ def test_a_stop_version_next_to_a_keep_version_is_found(
 ) -> None:
     """Earlier rule: a change from keep to stop waits for no earlier copy."""
     for module in (reconcile, rollout, sizing, task_versions):
-        monkeypatch.setattr(module, "waits_for", lambda *_: "")
+        monkeypatch.setattr(module, "reason_to_wait", lambda *_: "")
     assert broken_by({"one-copy"}) <= MOST
 
 
@@ -100,7 +100,7 @@ def test_a_lost_task_that_moves_with_its_job_before_it_is_placed_is_found(
             same = spec_of(record, task).disconnect == record.spec.disconnect
             is_lost = task.phase is TaskPhase.LOST and task.reason and same
             is_due = task.phase is TaskPhase.PENDING or (is_lost and not is_offered(task))
-            if is_due and task.version != record.version and not is_going(task):
+            if is_due and task.version != record.version and not is_being_removed(task):
                 generation += 1
                 changed = {"version": record.version, "generation": generation}
                 task = replace(task, reason="", attempts=0, **changed)
@@ -108,5 +108,5 @@ def test_a_lost_task_that_moves_with_its_job_before_it_is_placed_is_found(
         return replace(record, tasks=tasks, generation=generation)
 
     monkeypatch.setattr(sizing, "_with_newest", newest)
-    monkeypatch.setattr(SeenMachine, "held_by", lambda seen, _: seen.homes != frozenset())
+    monkeypatch.setattr(ObservedMachine, "held_by", lambda seen, _: seen.homes != frozenset())
     assert broken_by({"assignment", "profile"}) <= MOST

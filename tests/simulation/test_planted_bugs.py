@@ -10,14 +10,21 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from control_plane.agents.core.seen import View
+from control_plane.agents.core.observed import View
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.health.checker import HealthChecker
 from control_plane.health.watch import Watch
 from control_plane.ops_planner import planner
 from control_plane.scheduler.core import approval as consulting
-from control_plane.scheduler.core import decide, reconcile, release, rollout, sizing
-from control_plane.scheduler.core.decision import Decision, Seen
+from control_plane.scheduler.core import (
+    decide,
+    needed_operations,
+    reconcile,
+    release,
+    rollout,
+    sizing,
+)
+from control_plane.scheduler.core.decision import Decision, DecisionInput
 from vm_lab.region import scenario
 from vm_lab.region.run import Job, run_one
 from vm_lab.region.seed import SeedOutcome
@@ -41,7 +48,7 @@ def test_a_budget_that_ignores_failures_is_found(monkeypatch: pytest.MonkeyPatch
     def serves(task: TaskRecord, _: View) -> bool:
         return task.phase is not TaskPhase.DRAINING and task.phase is not TaskPhase.STOPPING
 
-    monkeypatch.setattr(decide, "available", serves)
+    monkeypatch.setattr(needed_operations, "available", serves)
     assert found("everything", {"budget"}).seed <= MOST
 
 
@@ -75,22 +82,22 @@ def test_a_second_copy_before_the_certain_end_of_the_first_is_found(
 def test_an_operation_without_acknowledgement_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An offered operation may begin only after the controller's acknowledgement."""
     for module in (decide, sizing):
-        monkeypatch.setattr(module, "is_let", lambda _: True)
+        monkeypatch.setattr(module, "is_acknowledged", lambda _: True)
     assert found("f55-controllers", {"acknowledged"}).seed <= MOST
 
 
 @pytest.mark.behaviour("SC21")
 def test_more_extra_tasks_than_allowed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """`update.surge` is the largest number of extra tasks."""
-    surged = decide.surged
+    surged = decide.with_extra_tasks
 
-    def more(made: Decision, seen: Seen) -> JobRecord:
+    def more(made: Decision, seen: DecisionInput) -> JobRecord:
         spec = made.record.spec
         larger = replace(spec.update, surge=spec.update.surge + 3)
         made.record = replace(made.record, spec=replace(spec, update=larger))
         return replace(surged(made, seen), spec=spec)
 
-    monkeypatch.setattr(decide, "surged", more)
+    monkeypatch.setattr(decide, "with_extra_tasks", more)
     assert found("updates", {"surge"}).seed <= MOST
 
 
@@ -108,7 +115,7 @@ def test_a_controller_with_falsely_healthy_tasks_is_found(
 ) -> None:
     """The controller does not count tasks that are down, and so releases a second replica."""
     monkeypatch.setattr(consulting, "is_down", lambda *_: False)
-    monkeypatch.setattr(consulting, "_holds", lambda *_: True)
+    monkeypatch.setattr(consulting, "_is_answer_current", lambda *_: True)
     assert found("f55-controllers", {"second-replica"}).seed <= MOST
 
 
@@ -122,5 +129,5 @@ def test_waves_of_one_plan_at_the_same_time_are_found(monkeypatch: pytest.Monkey
 @pytest.mark.behaviour("WH2", "TC6")
 def test_a_maintenance_without_approval_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The moves of a plan need an acknowledgement like all others."""
-    monkeypatch.setattr(decide, "is_let", lambda _: True)
+    monkeypatch.setattr(decide, "is_acknowledged", lambda _: True)
     assert found("maintenance", {"acknowledged"}).seed <= MOST

@@ -117,14 +117,14 @@ def test_a_runtime_that_enters_in_the_middle_of_a_push_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The article's figure 7."""
-    changed = job_change._changed
+    changed = job_change._with_spec
 
     def entering(record, spec):  # type: ignore[no-untyped-def]
         after = changed(record, spec)
         newest = job_change._with_runtime(after, after.spec)
         return job_change.replace(after, spec=newest, specs=after.specs | {after.version: newest})
 
-    monkeypatch.setattr(job_change, "_changed", entering)
+    monkeypatch.setattr(job_change, "_with_spec", entering)
     assert broken_by("runtime") <= MOST
 
 

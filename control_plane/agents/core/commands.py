@@ -1,4 +1,4 @@
-"""The commands to agents about tasks, and the tasks of theirs that no record wants."""
+"""The commands to agents about tasks, and the running tasks that no record contains."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from agent.api import TaskStatus
-from control_plane.agents.core.restored import is_of_before
+from control_plane.agents.core.restored import predates_restore
 from control_plane.api.jobs import Placement
 
 
@@ -30,7 +30,7 @@ class Stop:
     task: str
     generation: int
     urgent: bool = field(default=False, compare=False)
-    """It must not run there at all (a second copy, a job that is gone), so it goes first."""
+    """It must not run there at all (a second copy, a job that is gone), so it is stopped first."""
 
 
 Command = Start | Stop
@@ -40,14 +40,14 @@ def unknown_tasks(
     tasks: Mapping[str, TaskStatus],
     known: Set[str],
     restored: int = 0,
-    let_go: Set[str] = frozenset(),
+    released: Set[str] = frozenset(),
 ) -> list[str]:
-    """Return those of a machine's tasks that are ours and that no record places there.
+    """Return the tasks on a machine that a control plane started and that no record places there.
 
-    `known` holds the ids that belong there, or that their job is already removing. Tasks that a
-    local operator started (no epoch, no job) are left alone. So are tasks that were commanded in
-    the term `restored` or before, unless an operator released them: the store was restored then
-    from a copy, which may lack them (docs/adr/0111).
+    `known` are the tasks that belong there, or that their job is already removing. Tasks that a
+    local operator started (no epoch, no job) are not included. Neither are tasks of the term
+    `restored` or before, unless an operator released them (`released`). The store was restored in
+    that term from a copy, which may lack them (docs/adr/0111).
     """
     return [
         name
@@ -55,5 +55,5 @@ def unknown_tasks(
         if status.epoch
         and status.job
         and name not in known
-        and (name in let_go or not is_of_before(status, restored))
+        and (name in released or not predates_restore(status, restored))
     ]

@@ -1,4 +1,4 @@
-"""Tasks on machines that a restored store does not know, and how they are shown."""
+"""Compares the tasks on machines with the records of a restored store."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from control_plane.api.restored import Difference, FoundTask
 _THERE = (TaskPhase.STARTING, TaskPhase.RUNNING, TaskPhase.DRAINING)
 
 
-def is_of_before(status: TaskStatus, epoch: int) -> bool:
-    """Return whether a task of ours was commanded in a term that a restored store may not know.
+def predates_restore(status: TaskStatus, epoch: int) -> bool:
+    """Return whether a task was started before the store was restored, so that it may lack it.
 
     `epoch` is the one in which the store was restored; 0: it never was.
     """
@@ -33,7 +33,7 @@ def differences(
     for name in sorted(seen.keys() | wanted.keys()):
         status, record = seen.get(name), wanted.get(name)
         if status is None:
-            if record is not None and _is_there(record, name, machine):
+            if record is not None and _is_placed_on(record, name, machine):
                 yield FoundTask(
                     machine=machine,
                     task=name,
@@ -41,7 +41,7 @@ def differences(
                     entitlement=record.spec.entitlement,
                     difference=Difference.MISSING,
                 )
-        elif is_of_before(status, epoch):
+        elif predates_restore(status, epoch):
             difference = _difference(status, record, jobs)
             if difference is not None:
                 yield FoundTask(
@@ -65,7 +65,7 @@ def _difference(
     return Difference.CHANGED if task and status.generation > task.generation else None
 
 
-def _is_there(record: JobRecord, name: str, machine: str) -> bool:
+def _is_placed_on(record: JobRecord, name: str, machine: str) -> bool:
     task = _task(record, name)
     if task is None or task.placement is None:
         return False

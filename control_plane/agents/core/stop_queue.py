@@ -1,8 +1,8 @@
-"""The order in which tasks are stopped: what the rate limit lets pass next.
+"""The order in which the rate limit admits stops of tasks.
 
-A bug that wants to stop everything is held to the limit (F-54). A task that must not run where it
-runs goes first. The others go by turns of their entitlements, so that the end of a large job does
-not delay the update of a small one.
+The limit also holds for a bug that requests the stop of everything (F-54). A task that must not run
+where it runs comes first. The other stops take turns by entitlement, so that the end of a large job
+does not delay the update of a small one.
 """
 
 from __future__ import annotations

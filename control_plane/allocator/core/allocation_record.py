@@ -9,7 +9,7 @@ from control_plane.allocator.core.claims import Change, Claim, Claims
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.region_index import RegionIndex
-from control_plane.allocator.core.request import ALONE, Near
+from control_plane.allocator.core.request import NO_NEIGHBOURS, NeighbourJobs
 from control_plane.api.allocations import AllocationRecord, StoredDemand
 from control_plane.api.policy import Property
 from control_plane.api.requirement_parser import parse
@@ -27,7 +27,7 @@ def restoring(record: AllocationRecord, index: RegionIndex, step: int) -> Iterat
         for first in range(0, len(record.machines), step):
             names = record.machines[first : first + step]
             some = list(map(machines.get, names))  # the name "" means no machine
-            index.restore_alike(record.job, record.pool, first, some, demand)
+            index.restore_equal(record.job, record.pool, first, some, demand)
             yield len(names)
         return
     claims = claims_of(record, machines)
@@ -50,7 +50,7 @@ def claims_of(record: AllocationRecord, machines: Mapping[str, Machine]) -> list
 
 
 def record_after(
-    change: Change, claims: Claims | None, near: Near = ALONE
+    change: Change, claims: Claims | None, neighbours: NeighbourJobs = NO_NEIGHBOURS
 ) -> AllocationRecord | None:
     """Return the record of a job after a change that is reserved but not settled."""
     after = (claims or Claims(change.job, change.pool)).after(change)
@@ -65,8 +65,8 @@ def record_after(
         demands=[_stored(demand) for demand in demands],
         demand_of=which,
         ports=after.ports,
-        apart_from=near.apart_from,
-        together_with=near.together_with,
+        apart_from=neighbours.apart_from,
+        together_with=neighbours.together_with,
     )
 
 

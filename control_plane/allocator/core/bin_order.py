@@ -28,8 +28,8 @@ T = TypeVar("T")
 def bin_order(ranking: Ranking, own: Binned, free: Binned, begin: int, *, growing: int) -> BinOrder:
     """Return the order of the bins of a pool, and of free machines that it may take.
 
-    `begin` decides between equal bins, so that not all jobs begin at the same bin. With `growing`
-    1 (not 0), bins where the pool has no machines come after its own.
+    `begin` selects the first of equal bins, so that not all jobs begin at the same bin. With
+    `growing` 1 (not 0), bins where the pool has no machines come after its own.
     """
     if _is_even(ranking, own, free, growing):
         assert isinstance(own, Partition)
@@ -42,7 +42,7 @@ def bin_order(ranking: Ranking, own: Binned, free: Binned, begin: int, *, growin
         return LazyOrder(ranking, own, free, begin, growing=growing)
     found = [(0, bins) for bins in own]
     found += [(growing, bins) for bins in free if bins not in own]
-    return HeapOrder(ranking, _from(found, begin))
+    return HeapOrder(ranking, _rotated(found, begin))
 
 
 def first_bins(
@@ -58,8 +58,8 @@ def first_bins(
     assert isinstance(own, Partition)
     assert isinstance(free, Partition)
     datacenters, begin = _datacenters(own, free, begin)
-    rows = [_from(mine, begin) for mine, _ in datacenters]
-    growing_at = [len(mine) for mine, grows in datacenters if grows]
+    rows = [_rotated(own_bins, begin) for own_bins, _ in datacenters]
+    growing_at = [len(own_bins) for own_bins, grows in datacenters if grows]
     if growing_at:  # in that turn one of them has no machines of its own left
         rows = [row[: min(growing_at) + 1] for row in rows]
     return [bins for turn in zip_longest(*rows) for bins in turn if bins is not None]
@@ -82,11 +82,11 @@ def _datacenters(
 
     Also return the rest of `begin`, which selects the first bin of each.
     """
-    found = _from(own.grouped_with(free), begin)
+    found = _rotated(own.grouped_with(free), begin)
     return found, begin // (len(found) or 1)
 
 
-def _from(items: Sequence[T], begin: int) -> list[T]:
+def _rotated(items: Sequence[T], begin: int) -> list[T]:
     """Return all items in a cycle that begins at position `begin`."""
     begin %= len(items) or 1
     return [*items[begin:], *items[:begin]]
@@ -96,15 +96,15 @@ def _own_first(
     own: Mapping[Bins, object], free: Mapping[Bins, object], begin: int, growing: int
 ) -> Iterator[tuple[int, Bins]]:
     """Yield the bins of a pool with 0, then the bins without its machines with `growing`."""
-    for bins in _turned(own, begin):
+    for bins in _rotated_lazily(own, begin):
         yield 0, bins
-    for bins in _turned(free, begin):
+    for bins in _rotated_lazily(free, begin):
         if bins not in own:
             yield growing, bins
 
 
-def _turned(items: Mapping[T, object], begin: int) -> Iterator[T]:
-    """Yield the items in the order of `_from`, without a copy."""
+def _rotated_lazily(items: Mapping[T, object], begin: int) -> Iterator[T]:
+    """Yield the items in the order of `_rotated`, without a copy."""
     begin %= len(items) or 1
     return chain(islice(items, begin, None), islice(items, begin))
 
@@ -121,10 +121,10 @@ class HeapOrder:
         "_by_group",
         "_finest",
         "_heaps",
+        "_heaps_with",
         "_ranking",
         "_score",
         "_ties",
-        "_with",
         "bins",
         "growing",
     )
@@ -138,72 +138,72 @@ class HeapOrder:
             entry = (self._finest(bins), growing, self._ties, bins)
             by_group[ranking.group(bins)].append(entry)
         self._by_group = by_group
-        self._with: dict[str, list[list[_Entry]]] = defaultdict(list)
+        self._heaps_with: dict[str, list[list[_Entry]]] = defaultdict(list)
         """Finest bin → the heaps that have it; filled only if tasks may improve bins."""
         if ranking.improves:
             for heap in by_group.values():
                 for name in {entry[3][ranking.finest] for entry in heap}:
-                    self._with[name].append(heap)
+                    self._heaps_with[name].append(heap)
         for heap in by_group.values():
             heapify(heap)
-        self._heaps = [self._key(heap) for heap in by_group.values()]
+        self._heaps = [self._heap_key(heap) for heap in by_group.values()]
         heapify(self._heaps)
         self.bins: Bins | None
         """The best bins; None if none are left."""
         self.growing = 0
         """1 if machines must be taken there, else 0."""
-        self._next()
+        self._find_best()
 
     def placed(self) -> None:
         """Restore the order after a task was counted in the best bins."""
         heap = self._heaps[0][-1]
         _, _, tie, bins = heap[0]
         heapreplace(heap, (self._finest(bins), 0, tie, bins))
-        self._follow(heap, tie)
+        self._read_next(heap, tie)
         if self._ranking.improves:
             self._score_again(heap, bins)
-        self._next()
+        self._find_best()
 
     def add(self, bins: Bins) -> None:
-        """Add the bins that a machine of the pool has for itself from now on."""
+        """Add the bins that a machine has for itself from now on."""
         self._ties += 1
         heap = self._by_group[self._ranking.group(bins)]
         heappush(heap, (self._finest(bins), 0, self._ties, bins))
-        self._with[bins[self._ranking.finest]].append(heap)
+        self._heaps_with[bins[self._ranking.finest]].append(heap)
         self._heaps = [key for key in self._heaps if key[-1] is not heap]
-        self._heaps.append(self._key(heap))
+        self._heaps.append(self._heap_key(heap))
         heapify(self._heaps)
-        self._next()
+        self._find_best()
 
-    def must_grow(self) -> None:
-        """Try the best bins again later, and take machines there then."""
+    def take_later(self) -> None:
+        """Move the best bins to the end: machines must be taken there."""
         heap = self._heaps[0][-1]
         first, _, tie, bins = heap[0]
         heapreplace(heap, (first, 1, tie, bins))
-        self._follow(heap, tie)
-        self._next()
+        self._read_next(heap, tie)
+        self._find_best()
 
     def drop(self) -> None:
         """Remove the best bins: they have no room."""
         heap = self._heaps[0][-1]
         tie = heappop(heap)[2]
-        self._follow(heap, tie)
-        self._next()
+        self._read_next(heap, tie)
+        self._find_best()
 
-    def _follow(self, heap: list[_Entry], tie: int) -> None:
-        """Add the bins after those with this tie; does nothing here: all bins are known."""
+    def _read_next(self, heap: list[_Entry], tie: int) -> None:
+        """Read the bins after those with this tie; only `LazyOrder` has unread bins."""
 
     def _score_again(self, placed: list[_Entry], bins: Bins) -> None:
         """Score again all bins that a task may have improved."""
         finest = self._ranking.finest
-        for heap in self._with[bins[finest]]:
+        for heap in self._heaps_with[bins[finest]]:
             if heap is not placed:
                 heap[:] = [(self._finest(b), growing, tie, b) for _, growing, tie, b in heap]
                 heapify(heap)
-        self._heaps = [self._key(heap) for heap in self._by_group.values() if heap]
+        self._heaps = [self._heap_key(heap) for heap in self._by_group.values() if heap]
         heapify(self._heaps)
 
-    def _next(self) -> None:
+    def _find_best(self) -> None:
         while self._heaps:
             heap = self._heaps[0][-1]
             if not heap:
@@ -213,7 +213,7 @@ class HeapOrder:
             now = self._finest(bins)
             if now != finest:  # tasks came to the same bin through another heap
                 heapreplace(heap, (now, growing, tie, bins))
-                self._follow(heap, tie)
+                self._read_next(heap, tie)
                 continue
             key = (self._score(bins), growing, tie)
             if key > self._heaps[0][:3]:
@@ -223,19 +223,19 @@ class HeapOrder:
             return
         self.bins = None
 
-    def _key(self, heap: list[_Entry]) -> _Key:
+    def _heap_key(self, heap: list[_Entry]) -> _Key:
         _, growing, tie, bins = heap[0]
         return self._score(bins), growing, tie, id(heap), heap
 
 
 class LazyOrder(HeapOrder):
-    """The order for a new job whose finest preference finds all bins equal at first.
+    """The order for a new job for which all bins of the finest preference are equal at first.
 
-    The bins of a group come one after the other. The next one is read only after a task came to the
-    one before, or that one was dropped. So the cost of a plan does not grow with the racks.
+    The bins of a group are read one by one: the next only after the last one got a task or was
+    dropped. So the cost of a plan does not grow with the number of racks.
     """
 
-    __slots__ = ("_after",)
+    __slots__ = ("_unread",)
 
     def __init__(
         self,
@@ -248,34 +248,34 @@ class LazyOrder(HeapOrder):
     ) -> None:
         """Begin with one bin of each group."""
         super().__init__(ranking, ())
-        there = free.groups if isinstance(free, FineBins) else {}
-        names = _from(list(dict.fromkeys((*own.groups, *there))), begin)
-        self._after: dict[int, tuple[int, Iterator[_Entry]]] = {}
+        free_groups = free.groups if isinstance(free, FineBins) else {}
+        names = _rotated(list(dict.fromkeys((*own.groups, *free_groups))), begin)
+        self._unread: dict[int, tuple[int, Iterator[_Entry]]] = {}
         """Heap → the tie of the last entry that was read for it, and the entries after that."""
         for number, name in enumerate(names):
-            mine, theirs = own.groups.get(name, {}), there.get(name, {})
-            bins = _own_first(mine, theirs, begin // len(names), growing)
+            own_bins, free_bins = own.groups.get(name, {}), free_groups.get(name, {})
+            bins = _own_first(own_bins, free_bins, begin // len(names), growing)
             entries = self._entries(bins, count(number, len(names)))
             heap = self._by_group[name]
-            self._after[id(heap)] = -1, entries
-            self._follow(heap, -1)
+            self._unread[id(heap)] = -1, entries
+            self._read_next(heap, -1)
             if heap:
-                self._heaps.append(self._key(heap))
+                self._heaps.append(self._heap_key(heap))
         self._ties = len(names) * (len(own) + len(free) + 1)
         heapify(self._heaps)
-        self._next()
+        self._find_best()
 
     def _entries(self, found: Iterator[tuple[int, Bins]], ties: Iterator[int]) -> Iterator[_Entry]:
         for growing, bins in found:
             yield self._finest(bins), growing, next(ties), bins
 
-    def _follow(self, heap: list[_Entry], tie: int) -> None:
-        last, entries = self._after.get(id(heap), (None, iter(())))
+    def _read_next(self, heap: list[_Entry], tie: int) -> None:
+        last, entries = self._unread.get(id(heap), (None, iter(())))
         if last != tie:
             return
         for entry in entries:
             heappush(heap, entry)
-            self._after[id(heap)] = entry[2], entries
+            self._unread[id(heap)] = entry[2], entries
             if not entry[0]:  # else tasks came to the same bin through another heap
                 return
 
@@ -298,7 +298,16 @@ class EvenOrder:
     machines must be taken come first. Once all MSBs have a task, `HeapOrder` takes over.
     """
 
-    __slots__ = ("_after", "_at", "_datacenters", "_done", "_ranking", "_turn", "bins", "growing")
+    __slots__ = (
+        "_bins_with_tasks",
+        "_datacenters",
+        "_heap_order",
+        "_position",
+        "_ranking",
+        "_turn",
+        "bins",
+        "growing",
+    )
 
     def __init__(
         self, ranking: Ranking, own: Partition[Bucket], free: Partition[Bucket], begin: int
@@ -307,76 +316,76 @@ class EvenOrder:
         self._ranking = ranking
         datacenters, begin = _datacenters(own, free, begin)
         self._datacenters = [
-            _Datacenter(_from(mine, begin)[::-1], _from(growing, begin)[::-1])
-            for mine, growing in datacenters
+            _Datacenter(_rotated(own_bins, begin)[::-1], _rotated(growing, begin)[::-1])
+            for own_bins, growing in datacenters
         ]
         self._turn: list[_Datacenter] = []
-        self._at = 0
+        self._position = 0
         """Position of the next data center in the turn."""
-        self._done: list[tuple[int, Bins]] = []
-        self._after: HeapOrder | None = None
+        self._bins_with_tasks: list[tuple[int, Bins]] = []
+        self._heap_order: HeapOrder | None = None
         self.bins: Bins | None
         self.growing = 0
-        self._next()
+        self._find_best()
 
     def placed(self) -> None:
         """Continue after a task was counted in the best bins."""
-        if self._after is not None:
-            self._after.placed()
-            self._copy(self._after)
+        if self._heap_order is not None:
+            self._heap_order.placed()
+            self._show_best_of(self._heap_order)
             return
-        datacenter = self._turn[self._at]
-        self._at += 1
-        self._done.append((0, (datacenter.own or datacenter.growing).pop()))
-        self._next()
+        datacenter = self._turn[self._position]
+        self._position += 1
+        self._bins_with_tasks.append((0, (datacenter.own or datacenter.growing).pop()))
+        self._find_best()
 
     def add(self, bins: Bins) -> None:
         """Never called: a job with the default spread has no preferences over single machines."""
         raise AssertionError(bins)
 
-    def must_grow(self) -> None:
-        """Try the best bins again later, and take machines there then."""
-        if self._after is not None:
-            self._after.must_grow()
-            self._copy(self._after)
+    def take_later(self) -> None:
+        """Move the best bins to the end: machines must be taken there."""
+        if self._heap_order is not None:
+            self._heap_order.take_later()
+            self._show_best_of(self._heap_order)
             return
-        datacenter = self._turn[self._at]
+        datacenter = self._turn[self._position]
         datacenter.growing.append(datacenter.own.pop())
         self._order_turn()
-        self._next()
+        self._find_best()
 
     def drop(self) -> None:
         """Remove the best bins: they have no room."""
-        if self._after is not None:
-            self._after.drop()
-            self._copy(self._after)
+        if self._heap_order is not None:
+            self._heap_order.drop()
+            self._show_best_of(self._heap_order)
             return
-        datacenter = self._turn[self._at]
+        datacenter = self._turn[self._position]
         (datacenter.own or datacenter.growing).pop()
         self._order_turn()
-        self._next()
+        self._find_best()
 
     def _order_turn(self) -> None:
         """Order the rest of the turn: data centers with machines of the pool come first."""
-        left = [d for d in self._turn[self._at :] if d.own or d.growing]
+        left = [d for d in self._turn[self._position :] if d.own or d.growing]
         self._turn = sorted(left, key=lambda d: not d.own)
-        self._at = 0
+        self._position = 0
 
-    def _next(self) -> None:
-        if self._at == len(self._turn):
-            self._turn, self._at = self._datacenters, 0
+    def _find_best(self) -> None:
+        if self._position == len(self._turn):
+            self._turn, self._position = self._datacenters, 0
             self._order_turn()
         if self._turn:
-            datacenter = self._turn[self._at]
+            datacenter = self._turn[self._position]
             if datacenter.own:
                 self.bins, self.growing = datacenter.own[-1], 0
             else:
                 self.bins, self.growing = datacenter.growing[-1], 1
         else:
-            self._after = HeapOrder(self._ranking, self._done)
-            self._copy(self._after)
+            self._heap_order = HeapOrder(self._ranking, self._bins_with_tasks)
+            self._show_best_of(self._heap_order)
 
-    def _copy(self, order: HeapOrder) -> None:
+    def _show_best_of(self, order: HeapOrder) -> None:
         self.bins, self.growing = order.bins, order.growing
 
 

@@ -38,7 +38,7 @@ class Change:
     charged: int = 0
     """How many of the claims, in order, are charged to their machines."""
     granted: int = 0
-    """How many of the freed claims, in order, are in the credits."""
+    """How many of the freed claims, in order, are in `freed_rooms`."""
     took: bool = False
     """Whether the machines of `takes` are in the pool because of this change."""
 
@@ -245,7 +245,7 @@ def uncharge(claim: Claim) -> None:
     take_room(machine, claim.demand, machine.capacity, -1)
 
 
-def without(jobs: tuple[Claims, ...], claims: Claims | None) -> tuple[Claims, ...]:
+def without_one(jobs: tuple[Claims, ...], claims: Claims | None) -> tuple[Claims, ...]:
     """Return the jobs without one occurrence of a job."""
     for position, job in enumerate(jobs):
         if job is claims:

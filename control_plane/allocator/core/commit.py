@@ -1,4 +1,4 @@
-"""Checks at the commit whether a plan is still allowed.
+"""Checks at the commit whether a plan is still allowed; moves claims back to where tasks are.
 
 A plan is made in steps, and other jobs of the pool take machines meanwhile. So the limits are
 checked again in the step that reserves the plan (`RegionIndex.reserving`).
@@ -6,7 +6,8 @@ checked again in the step that reserves the plan (`RegionIndex.reserving`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from control_plane.allocator.core.claims import Change, Claim, Claims
 from control_plane.allocator.core.machine_pools import Machine
@@ -15,8 +16,32 @@ from control_plane.allocator.core.request import Allowance, Request
 from control_plane.broker.core.matching import holds
 
 
-def overtaken(change: Change, request: Request, allowance: Allowance) -> list[str]:
-    """Return the machines of a change that its pool may no longer take, or its job no longer use.
+def without_terms(request: Request) -> Request:
+    """Return the same request: no terms follow from other jobs."""
+    return request
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRequest:
+    """A request with its conditions, which are evaluated again for each plan."""
+
+    request: Request
+    allowance: Callable[[], Allowance]
+    """Returns the machines that its pool may take now."""
+    profile: str = ""
+    with_terms: Callable[[Request], Request] = without_terms
+    """Adds the present terms that follow from other jobs."""
+
+    def refused_machines(self, change: Change) -> list[str]:
+        """Return the machines that a plan for this request may no longer use."""
+        request = self.with_terms(self.request)
+        if not change.takes and request is self.request:
+            return []
+        return refused_machines(change, request, self.allowance())
+
+
+def refused_machines(change: Change, request: Request, allowance: Allowance) -> list[str]:
+    """Return the machines that the pool may no longer take, or the job no longer use.
 
     `allowance` and the terms of `request` must be the present ones; `allowance` is changed.
     """
@@ -33,19 +58,23 @@ def overtaken(change: Change, request: Request, allowance: Allowance) -> list[st
     return refused
 
 
-def following(request: Request, claims: Claims | None, machines: Mapping[str, Machine]) -> Change:
+def move_back_change(
+    request: Request, claims: Claims | None, machines: Mapping[str, Machine]
+) -> Change:
     """Return the change that moves claims back to the machines where their tasks still are."""
     change = Change(request.job, claims.pool if claims is not None else request.pool)
-    for back in request.back:
-        claim = claims.get(back.task) if claims is not None else None
-        machine = machines.get(back.machine)
+    for unmoved in request.unmoved:
+        claim = claims.get(unmoved.task) if claims is not None else None
+        machine = machines.get(unmoved.machine)
         if claim is not None and machine is not None and claim.machine is not machine:
             change.freed.append(claim)
-            change.claims.append(Claim(back.task, machine, claim.demand, dict(back.ports) or None))
+            change.claims.append(
+                Claim(unmoved.task, machine, claim.demand, dict(unmoved.ports) or None)
+            )
     return change
 
 
-def follow(index: RegionIndex, change: Change) -> list[Machine]:
+def move_claims_back(index: RegionIndex, change: Change) -> list[Machine]:
     """Move claims to the machines of their tasks, whether or not they fit there.
 
     Return the machines that have no tasks after that.
@@ -53,6 +82,6 @@ def follow(index: RegionIndex, change: Change) -> list[Machine]:
     freed = Change(change.job, change.pool, freed=change.freed)
     index.reserve(freed)
     emptied = index.settle(freed)
-    here = [claim for claim in change.claims if claim.machine.at >= 0]
-    index.restore(change.job, change.pool, here)
+    present = [claim for claim in change.claims if claim.machine.at >= 0]
+    index.restore(change.job, change.pool, present)
     return [machine for machine in emptied if not machine.jobs]

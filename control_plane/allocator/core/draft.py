@@ -1,4 +1,4 @@
-"""A draft of a plan, with the room that it takes and frees. The index does not change."""
+"""A plan while it is made, with the room that it takes and frees. The index does not change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from control_plane.broker.core.capacity import Place
 
 
 class Draft:
-    """A draft of a plan, with the room that it takes and frees. The index does not change."""
+    """A plan while it is made, with the room that it takes and frees."""
 
     def __init__(self, index: RegionIndex, request: Request, allowance: Allowance) -> None:
         self.request = request
@@ -29,46 +29,49 @@ class Draft:
         self.free = index.pool(FREE)
         self.ranking = Ranking(request.preferences)
         self.change = Change(request.job, request.pool)
-        self.spaces: dict[Machine, PlannedRoom] = {}
+        self.planned_rooms: dict[Machine, PlannedRoom] = {}
         """The room on machines on which the plan takes or frees room."""
-        self.lone: dict[Machine, Demand] = {}
-        """Machines that get one task so far; their `PlannedRoom` is made when it is read."""
-        self.mine: dict[Machine, int] = {}
+        self.single_tasks: dict[Machine, Demand] = {}
+        """Machine with one task so far → its demand; its `PlannedRoom` is made when it is read."""
+        self.tasks_on: dict[Machine, int] = {}
+        """Machine → tasks of the job there, present and planned."""
         self.taken: set[Machine] = set()
-        self.gained: set[Bucket] = set()
+        self.freeing_buckets: set[Bucket] = set()
         """Buckets in which the request itself frees room."""
-        self.taken_in: dict[Bucket, list[Machine]] = {}
+        self.taken_by_bucket: dict[Bucket, list[Machine]] = {}
         """The machines that were taken for other tasks of the request."""
         self.power = index.power
         self.powered_on: set[Machine] = set()
         """Machines that get their first task by this plan."""
         self._watts: dict[Budget, int] = {}
-        """Power budget → watts that the machines of `lit` draw."""
-        self.lacks_own = False
+        """Power budget → watts that the machines of `powered_on` draw."""
+        self.uses_up_power = False
         """Whether machines were skipped because the plan itself uses up their power."""
-        self.apart: set[Machine] = set()
+        self.with_own_bins: set[Machine] = set()
         """Machines with their own bins, because a preference concerns single machines."""
-        self.gave_up = False
-        """Whether machines were skipped that may fit."""
+        self.skipped_avoided = False
+        """Whether a machine was skipped only because the group should avoid it."""
         self.was_refused = False
-        """Whether single machines were refused; such a refusal may end at any moment."""
+        """Whether the entitlement refused machines; such a refusal may end at any moment."""
         self._refused: dict[Bucket, str] = {}
         self.reasons: list[str] = []
         self.claims = index.claims.get(request.job)
         self.moving: dict[int, Claim] = {}
-        self.tie = zlib.crc32(request.job.encode())
+        """Task that should leave its machine → its present claim."""
+        self.first_bin = zlib.crc32(request.job.encode())
+        """Selects the first of equal bins, so that not all jobs begin at the same bin."""
 
     @property
     def pool(self) -> Pool:
         """The pool, read again each time: a pool without machines may be dropped meanwhile."""
         return self.index.pool(self.request.pool)
 
-    def set_apart(self, machine: Machine, binned: Binned) -> Bins:
+    def give_own_bins(self, machine: Machine, binned: Binned) -> Bins:
         """Give a machine its own bins; return them."""
-        self.apart.add(machine)
+        self.with_own_bins.add(machine)
         bins = self.ranking.bins(machine)
         assert isinstance(binned, dict)
-        binned.setdefault(bins, []).append(Cell(machine.bucket, [machine], is_apart=True))
+        binned.setdefault(bins, []).append(Cell(machine.bucket, [machine], has_own_bins=True))
         return bins
 
     def free_claim(self, claim: Claim) -> None:
@@ -76,11 +79,11 @@ class Draft:
         self.change.freed.append(claim)
         if not self.request.groups:
             return
-        self.gained.add(claim.machine.bucket)
-        self.space(claim.machine).take(claim.demand, claim.machine.capacity, -1)
+        self.freeing_buckets.add(claim.machine.bucket)
+        self.planned_room(claim.machine).take(claim.demand, claim.machine.capacity, -1)
 
-    def keep_machines(self, begun: int) -> None:
-        """Swap machines among equal tasks, the claims from `begun` on, so that most tasks stay."""
+    def keep_tasks_in_place(self, begun: int) -> None:
+        """Swap machines among equal tasks (claims from `begun` on), so that most tasks stay."""
         claims = self.change.claims[begun:]
         if not claims or not self.change.freed:
             return
@@ -90,8 +93,8 @@ class Draft:
             places.setdefault(claim.machine, []).append(claim)
         found: dict[int, Claim] = {}
         for task in [claim.task for claim in claims if claim.task in before]:
-            if here := places.get(before[task]):
-                found[task] = here.pop()
+            if claims_there := places.get(before[task]):
+                found[task] = claims_there.pop()
         if not found:
             return
         rest = (claim for those in places.values() for claim in those)
@@ -99,20 +102,20 @@ class Draft:
             (found.get(claim.task) or next(rest))._replace(task=claim.task) for claim in claims
         ]
 
-    def space(self, machine: Machine) -> PlannedRoom:
+    def planned_room(self, machine: Machine) -> PlannedRoom:
         """Return the plan's copy of a machine's room."""
-        space = self.spaces.get(machine)
-        if space is None:
-            space = self.spaces[machine] = PlannedRoom(machine)
-            demand = self.lone.pop(machine, None)
+        planned_room = self.planned_rooms.get(machine)
+        if planned_room is None:
+            planned_room = self.planned_rooms[machine] = PlannedRoom(machine)
+            demand = self.single_tasks.pop(machine, None)
             if demand is not None:
-                space.take(demand, machine.capacity)
-        return space
+                planned_room.take(demand, machine.capacity)
+        return planned_room
 
     def room(self, machine: Machine) -> Room:
         """Return the room on a machine, including the plan's changes."""
-        if machine in self.spaces or machine in self.lone:
-            return self.space(machine)
+        if machine in self.planned_rooms or machine in self.single_tasks:
+            return self.planned_room(machine)
         return machine
 
     def reserve_power(self, machine: Machine) -> None:
@@ -128,7 +131,7 @@ class Draft:
         power = self.power
         if power is None or power.has(place, watts, self._watts):
             return True
-        self.lacks_own = self.lacks_own or power.has(place, watts)
+        self.uses_up_power = self.uses_up_power or power.has(place, watts)
         return False
 
     def is_short(self, machine: Machine) -> bool:
@@ -141,7 +144,7 @@ class Draft:
         """Describe the lack of power; empty if there is none."""
         if self.power is None or machine in self.powered_on:
             return ""
-        return self.power.why(machine, self._watts)
+        return self.power.describe_lack(machine, self._watts)
 
     def take(self, machine: Machine) -> None:
         """Take a machine from the free pool."""

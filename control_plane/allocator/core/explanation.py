@@ -24,39 +24,39 @@ _PAUSE_AFTER = 1_000
 """Machines that are judged between two checkpoints of the loop."""
 
 
-def explaining(work: Draft, group: Group) -> Generator[None, None, list[str]]:
-    """Find all reasons, in steps of bounded time."""
+def explanation_steps(draft: Draft, group: Group) -> Generator[None, None, list[str]]:
+    """Return all reasons why tasks of a group have no machine, in steps of bounded time."""
     held, limits = Tally(group.demand), Counter[str]()
-    yield from _judge(work, group, _held(work), held, limits)
+    yield from _tally_machines(draft, group, _held_machines(draft), held, limits)
     if held.machines >= _EXPLAINED:
-        yield from _compare_all(work, group.demand, work.pool, held)
+        yield from _compare_all(draft, group.demand, draft.pool, held)
     reasons = list(held.reasons()) if held.machines else ["the entitlement holds no machine yet"]
-    reasons += [*_counted(limits, "machine"), *held.overlap(limits.total())]
+    reasons += [*_limit_lines(limits, "machine"), *held.overlap(limits.total())]
     if held.machines >= _EXPLAINED:
-        reasons.append(f"these are {_EXPLAINED} of the entitlement's {work.pool.size} machines")
+        reasons.append(f"these are {_EXPLAINED} of the entitlement's {draft.pool.size} machines")
     free, limits, refused = Tally(group.demand), Counter[str](), Counter[str]()
-    yield from _judge(work, group, _free(work, refused), free, limits)
+    yield from _tally_machines(draft, group, _takeable_machines(draft, refused), free, limits)
     overlap = free.overlap(limits.total())
     limits = refused + limits
     if free.machines >= _EXPLAINED:
-        yield from _compare_all(work, group.demand, work.free, free)
-        reasons.append(f"these are {_EXPLAINED} of {work.free.size} free machines")
-    if not work.free.size:
+        yield from _compare_all(draft, group.demand, draft.free, free)
+        reasons.append(f"these are {_EXPLAINED} of {draft.free.size} free machines")
+    if not draft.free.size:
         reasons.append("the free pool is empty")
-    reasons += _counted(limits, "free machine")
+    reasons += _limit_lines(limits, "free machine")
     of_free = [*free.reasons(), *overlap]
     return reasons + [reason.replace(" machine", " free machine", 1) for reason in of_free]
 
 
-def _judge(
-    work: Draft, group: Group, machines: Iterator[Machine], tally: Tally, limits: Counter[str]
+def _tally_machines(
+    draft: Draft, group: Group, machines: Iterator[Machine], tally: Tally, limits: Counter[str]
 ) -> Generator[None, None, None]:
     for number, machine in enumerate(islice(machines, _EXPLAINED)):
         if number % _PAUSE_AFTER == _PAUSE_AFTER - 1:
             yield
-        tally.add(machine, work.room(machine), work.why_short(machine))
-        if work.ranking.capped:
-            limits.update(work.ranking.limits(machine))
+        tally.add(machine, draft.room(machine), draft.why_short(machine))
+        if draft.ranking.capped:
+            limits.update(draft.ranking.limits_reached(machine))
         if machine.name in group.leave:
             limits["is to be emptied"] += 1
         for term in group.among:
@@ -65,7 +65,7 @@ def _judge(
 
 
 def _compare_all(
-    work: Draft, demand: Demand, pool: Pool, tally: Tally
+    draft: Draft, demand: Demand, pool: Pool, tally: Tally
 ) -> Generator[None, None, None]:
     """Find the largest free amount on any machine of a pool, of each resource that tasks lack.
 
@@ -87,7 +87,7 @@ def _compare_all(
             if kind in lacks:
                 machine = _roomiest(bucket, kind, wanted)
                 if machine is not None:
-                    tally.compare(machine, work.room(machine))
+                    tally.compare(machine, draft.room(machine))
 
 
 def _roomiest(bucket: Bucket, kind: str, wanted: float) -> Machine | None:
@@ -118,33 +118,33 @@ def _most_below(bucket: Bucket, kind: str, space_class: int, wanted: float) -> M
     return max((m for m in row if free(m) < wanted), key=free, default=None)
 
 
-def _held(work: Draft) -> Iterator[Machine]:
+def _held_machines(draft: Draft) -> Iterator[Machine]:
     """Yield the machines of the entitlement, including those that this plan takes."""
-    yield from work.pool.machines()
-    yield from work.change.takes
+    yield from draft.pool.machines()
+    yield from draft.change.takes
 
 
-def _free(work: Draft, limits: Counter[str]) -> Iterator[Machine]:
+def _takeable_machines(draft: Draft, limits: Counter[str]) -> Iterator[Machine]:
     """Yield the free machines that the entitlement may take, and count the others.
 
     Quotas are the same for all machines of a bucket, so most of them are counted as one.
     """
-    for bucket in list(work.free.buckets.values()):
+    for bucket in list(draft.free.buckets.values()):
         sample = next(bucket.machines(), None)
-        why = sample is not None and (work.allowance.lacks(sample) or work.refuses_all(bucket))
+        why = sample is not None and (draft.allowance.lacks(sample) or draft.refuses_all(bucket))
         if why:
-            others = bucket.size - sum(machine.bucket is bucket for machine in work.taken)
+            others = bucket.size - sum(machine.bucket is bucket for machine in draft.taken)
             if others > 0:
                 limits[why] += others
             continue
         for machine in bucket.machines():
-            if machine in work.taken:
+            if machine in draft.taken:
                 continue
-            if refusal := work.refuses(machine):
+            if refusal := draft.refuses(machine):
                 limits[refusal] += 1
             else:
                 yield machine
 
 
-def _counted(limits: Counter[str], what: str) -> list[str]:
+def _limit_lines(limits: Counter[str], what: str) -> list[str]:
     return [f"{n} {what}{'s' if n > 1 else ''}: {limit}" for limit, n in limits.items()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from enum import IntEnum
-from math import floor
+from math import ceil, floor
 from typing import Protocol
 
 from control_plane.allocator.core.demand import Demand
@@ -23,6 +23,7 @@ from control_plane.broker.core.matching import names as names
 FIRST_PORT, LAST_PORT = 20_000, 29_999
 """Ports of tasks: below the kernel's ephemeral range (32768-60999, ip-sysctl.rst)."""
 PORTS = LAST_PORT + 1 - FIRST_PORT
+_MIB = 1 << 20
 
 
 class Lack(IntEnum):
@@ -138,12 +139,12 @@ def fits_each(demand: Demand, bucket: Candidate) -> bool:
     )
 
 
-def of_kind(demand: Demand) -> Demand:
+def kind_demand(demand: Demand) -> Demand:
     """Return a demand without requirements that only single machines determine."""
-    return as_far_as(demand, _OF_KINDS)
+    return restricted_to(demand, _OF_KINDS)
 
 
-def as_far_as(demand: Demand, known: frozenset[str]) -> Demand:
+def restricted_to(demand: Demand, known: frozenset[str]) -> Demand:
     """Return a demand without the requirements that these properties cannot exclude."""
     requires: list[Term] = []
     for term in demand.requires:
@@ -237,16 +238,16 @@ class Tally:
         unit = "RRU" if demand.rru else "cores"
         return {
             "excluded": f"requirement not met: {wanted}",
-            "memory": f"memory: {_mib(demand.memory_bytes)} wanted,"
-            f" at most {_mib(most.get('memory', 0))} free",
+            "memory": f"memory: {_wanted_mib(demand.memory_bytes)} wanted,"
+            f" at most {_free_mib(most.get('memory', 0))} free",
             "cpu": f"CPU: {_number(demand.rru or demand.cpus)} {unit} wanted,"
             f" at most {_number(most.get('cpu', 0))} {unit} free",
             "gpus": f"GPUs: {demand.gpus:g} wanted, at most {most.get('gpus', 0):g} free",
             "network": f"network: {demand.network_mbps} Mbit/s wanted,"
             f" at most {most.get('network', 0):g} free",
             "ports": "no free ports",
-            "disk": f"disk: {_mib(demand.disk_bytes)} wanted,"
-            f" at most {_mib(most.get('disk', 0))} free",
+            "disk": f"disk: {_wanted_mib(demand.disk_bytes)} wanted,"
+            f" at most {_free_mib(most.get('disk', 0))} free",
         }
 
 
@@ -255,5 +256,11 @@ def _number(amount: float) -> str:
     return f"{floor(amount * MICRO + 1e-3) / MICRO:.6f}".rstrip("0").rstrip(".")
 
 
-def _mib(count: float) -> str:
-    return f"{count / (1 << 20):.0f} MiB"
+def _wanted_mib(size_bytes: float) -> str:
+    """Return a size as text, rounded up: above every free amount that does not suffice."""
+    return f"{ceil(size_bytes / _MIB)} MiB"
+
+
+def _free_mib(size_bytes: float) -> str:
+    """Return a size as text, rounded down."""
+    return f"{floor(size_bytes / _MIB)} MiB"

@@ -38,7 +38,7 @@ class FineBins(Mapping[Bins, Sequence[Part]]):
         self._made_of = made_of
         for group, parts in made_of.items():
             known = before.taken_over(group, parts) if before is not None else None
-            self.groups[group] = known if known is not None else _together(parts)
+            self.groups[group] = known if known is not None else _combined(parts)
 
     def taken_over(self, group: Group, parts: list[Parted]) -> dict[Bins, Sequence[Part]] | None:
         """Return a group if it was made of exactly these parts."""
@@ -97,14 +97,14 @@ def fine_bins(pool: Pool, ranking: Ranking) -> Generator[None, None, FineBins]:
 def _parted(bucket: Bucket, ranking: Ranking) -> dict[Group, Parted]:
     alike: dict[Bins, list[Cell]] = {}
     for cell in bucket.cells(by_size=ranking.by_size):
-        alike.setdefault(ranking.bins_of_many(cell), []).append(cell)
+        alike.setdefault(ranking.common_bins(cell), []).append(cell)
     groups: dict[Group, Parted] = {}
     for bins, cells in alike.items():
         groups.setdefault(ranking.group(bins), {})[bins] = Cell.of(bucket, cells)
     return groups
 
 
-def _together(parts: list[Parted]) -> dict[Bins, Sequence[Part]]:
+def _combined(parts: list[Parted]) -> dict[Bins, Sequence[Part]]:
     found: dict[Bins, list[Part]] = {}
     for parted in parts:
         for bins, part in parted.items():

@@ -23,33 +23,33 @@ class FreedRoom:
 
     def add(self, demand: Demand, capacity: Capacity) -> None:
         """Add the room of one task."""
-        self.total = self.left = _sum(self.total, _of(demand, capacity), 1)
+        self.total = self.left = _add_amounts(self.total, _amounts_of(demand, capacity), 1)
 
     def lend(self, machine: Machine) -> None:
         """Add the rest of the credit to the machine's room."""
-        _add(machine, self.left, 1)
+        _add_to_machine(machine, self.left, 1)
         self._lent = _room(machine)
 
     def take_back(self, machine: Machine) -> None:
         """Remove the credit from the machine again; claims in between are paid from it first."""
-        used = _sum(self._lent, _room(machine), -1)
-        cpu, memory, gpus, network, disk = _sum(self.left, used, -1)
+        used = _add_amounts(self._lent, _room(machine), -1)
+        cpu, memory, gpus, network, disk = _add_amounts(self.left, used, -1)
         self.left = (max(0, cpu), max(0, memory), max(0, gpus), max(0, network), max(0, disk))
-        _add(machine, self.left, -1)
+        _add_to_machine(machine, self.left, -1)
 
     def release(self, machine: Machine, demand: Demand) -> None:
         """After a task's room was returned to the machine, keep the part that the change uses."""
-        freed = _of(demand, machine.capacity)
-        self.total = _sum(self.total, freed, -1)
-        _add(machine, self.left, 1)
-        self.left = _least(self.left, self.total)
-        _add(machine, self.left, -1)
-        _add(machine, freed, -1)
+        freed = _amounts_of(demand, machine.capacity)
+        self.total = _add_amounts(self.total, freed, -1)
+        _add_to_machine(machine, self.left, 1)
+        self.left = _minimum(self.left, self.total)
+        _add_to_machine(machine, self.left, -1)
+        _add_to_machine(machine, freed, -1)
 
     def pay(self, machine: Machine) -> None:
         """Charge the machine with the used part of the credit."""
-        _add(machine, self.left, 1)
-        _add(machine, self.total, -1)
+        _add_to_machine(machine, self.left, 1)
+        _add_to_machine(machine, self.total, -1)
         self.left = self.total
 
     def recount_cpu(self, freed: int, wanted: int) -> int:
@@ -63,18 +63,18 @@ class FreedRoom:
         return used
 
 
-def _of(demand: Demand, capacity: Capacity) -> Amounts:
+def _amounts_of(demand: Demand, capacity: Capacity) -> Amounts:
     cpu, memory = demand.cpu_on(capacity), demand.memory_bytes
     return cpu, memory, demand.gpus, demand.network_mbps, demand.disk_bytes
 
 
-def _sum(one: Amounts, other: Amounts, sign: int) -> Amounts:
+def _add_amounts(one: Amounts, other: Amounts, sign: int) -> Amounts:
     cpu, memory, gpus, network, disk = one
     c, m, g, n, d = other
     return cpu + sign * c, memory + sign * m, gpus + sign * g, network + sign * n, disk + sign * d
 
 
-def _least(one: Amounts, other: Amounts) -> Amounts:
+def _minimum(one: Amounts, other: Amounts) -> Amounts:
     cpu, memory, gpus, network, disk = one
     c, m, g, n, d = other
     return min(cpu, c), min(memory, m), min(gpus, g), min(network, n), min(disk, d)
@@ -85,7 +85,7 @@ def _room(machine: Machine) -> Amounts:
     return cpu, memory, gpus, machine.free_network, machine.free_disk
 
 
-def _add(machine: Machine, room: Amounts, sign: int) -> None:
+def _add_to_machine(machine: Machine, room: Amounts, sign: int) -> None:
     cpu, memory, gpus, network, disk = room
     machine.free_cpu += sign * cpu
     machine.free_memory += sign * memory

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from control_plane.allocator.core.bin_order import BinOrder, bin_order, first_bins
-from control_plane.allocator.core.bin_source import Search, Source
+from control_plane.allocator.core.bin_source import Source
 from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.draft import Draft
 from control_plane.allocator.core.feasibility import admits_any_of
 from control_plane.allocator.core.machine_pools import Binned, Machine, Part
+from control_plane.allocator.core.machine_search import Search
 from control_plane.allocator.core.partition import Bins, Partition
 from control_plane.allocator.core.request import Allowance
 
@@ -60,25 +61,25 @@ class GroupPlacement:
     def _order(self, new: list[tuple[Bins, Machine]], growing: int) -> BinOrder:
         """Return the order of the bins after the first tasks were placed."""
         draft, search = self._draft, self._search
-        order = bin_order(draft.ranking, self._own, self._free, draft.tie, growing=growing)
+        order = bin_order(draft.ranking, self._own, self._free, draft.first_bin, growing=growing)
         for bins, machine in new:
-            draft.ranking.add_bins(bins, machine)
+            draft.ranking.count_task_in(bins, machine)
             order.placed()
-        draft.taken_in = {}
+        draft.taken_by_bucket = {}
         for taken in draft.change.takes:
-            draft.taken_in.setdefault(taken.bucket, []).append(taken)
+            draft.taken_by_bucket.setdefault(taken.bucket, []).append(taken)
         if draft.ranking.bounded:
-            free = _open(self._free, search, draft.allowance)
-            draft.ranking.among((*_open(self._own, search), *free))
+            free = _usable_bins(self._free, search, draft.allowance)
+            draft.ranking.compare_bins((*_usable_bins(self._own, search), *free))
         return order
 
     def _is_skipped(self, bins: Bins, order: BinOrder) -> bool:
         """Return whether a limit of the job excludes the first bins; if so, drop them."""
         ranking = self._draft.ranking
-        if ranking.capped and ranking.is_full(bins) is not None:
+        if ranking.capped and ranking.at_most_reached(bins) is not None:
             order.drop()
             return True
-        if ranking.bounded and ranking.is_ahead(bins) is not None:
+        if ranking.bounded and ranking.max_skew_reached(bins) is not None:
             self._ahead.append(bins)
             order.drop()
             return True
@@ -99,8 +100,8 @@ class GroupPlacement:
         machine = source.pick_last() if growing else source.pick()
         if source.paused:
             return None
-        if machine is None and not growing and (bins in self._free or source.has_kept):
-            order.must_grow()
+        if machine is None and not growing and (bins in self._free or source.has_reserved):
+            order.take_later()
         elif machine is None:
             order.drop()
         return machine
@@ -111,14 +112,14 @@ class GroupPlacement:
         floors = ranking.floors() if self._ahead else []
         self._claim(self._tasks[self._placed], machine, bins)
         if bins in self._sources:
-            self._sources[bins].used(machine)
+            self._sources[bins].offer_again(machine)
         order.placed()
         if self._ahead and ranking.floors() != floors:  # the emptiest bin caught up
             for waiting in self._ahead:
                 order.add(waiting)
             self._ahead.clear()
-        if ranking.counts_machines and machine not in draft.apart:
-            order.add(draft.set_apart(machine, self._own))
+        if ranking.counts_machines and machine not in draft.with_own_bins:
+            order.add(draft.give_own_bins(machine, self._own))
         self._placed += 1
 
     def _place_quickly(self, tasks: list[int], order: BinOrder) -> int:
@@ -130,8 +131,9 @@ class GroupPlacement:
         demand = search.demand
         if draft.moving or demand.ports or demand.gpus:
             return 0
-        mine, spaces, lone = draft.mine, draft.spaces, draft.lone
-        claims, add_bins, quick_fit = draft.change.claims, draft.ranking.add_bins, search.quick_fit
+        tasks_on, rooms, single_tasks = draft.tasks_on, draft.planned_rooms, draft.single_tasks
+        claims, quick_fit = draft.change.claims, search.quick_fit
+        count_task_in = draft.ranking.count_task_in
         own, sources = self._own, self._sources
         assert isinstance(own, Partition)
         orders = own.orders(demand, draft.totals)
@@ -141,18 +143,18 @@ class GroupPlacement:
                 break
             kinds = orders.get(bins)
             if kinds is None:
-                kinds = orders[bins] = search.kinds(own.get(bins, ()))
+                kinds = orders[bins] = search.bucket_order(own.get(bins, ()))
             machine = quick_fit(draft, kinds)
             if machine is None:
                 break
             if powered:
                 draft.reserve_power(machine)
-            mine[machine] = 1
-            add_bins(bins, machine)
-            if machine in spaces:
-                spaces[machine].take(demand, machine.capacity)
+            tasks_on[machine] = 1
+            count_task_in(bins, machine)
+            if machine in rooms:
+                rooms[machine].take(demand, machine.capacity)
             else:
-                lone[machine] = demand
+                single_tasks[machine] = demand
             claims.append(Claim(task, machine, demand))
             order.placed()
             placed += 1
@@ -169,10 +171,10 @@ class GroupPlacement:
         found: list[tuple[Bins, Machine]] = []
         if not search.is_simple or demand.ports or demand.gpus or draft.power is not None:
             return found
-        if draft.mine or draft.spaces or draft.moving:
+        if draft.tasks_on or draft.planned_rooms or draft.moving:
             return found
         own = self._own
-        in_turn = first_bins(draft.ranking, own, self._free, draft.tie, growing=growing)
+        in_turn = first_bins(draft.ranking, own, self._free, draft.first_bin, growing=growing)
         if not in_turn:
             return found
         assert isinstance(own, Partition)
@@ -180,53 +182,55 @@ class GroupPlacement:
         for task, bins in zip(self._tasks, in_turn, strict=False):
             kinds = orders.get(bins)
             if kinds is None:
-                kinds = orders[bins] = search.kinds(own[bins])
+                kinds = orders[bins] = search.bucket_order(own[bins])
             machine = quick_fit(draft, kinds)
             if machine is None:
                 break
             claims.append(Claim(task, machine, demand))
             found.append((bins, machine))
         for _, machine in found:
-            draft.mine[machine] = 1
-            draft.lone[machine] = demand
+            draft.tasks_on[machine] = 1
+            draft.single_tasks[machine] = demand
         return found
 
     def _claim(self, task: int, machine: Machine, bins: Bins) -> None:
         draft, demand = self._draft, self._search.demand
-        draft.mine[machine] = draft.mine.get(machine, 0) + 1
-        draft.ranking.add_bins(bins, machine)
+        draft.tasks_on[machine] = draft.tasks_on.get(machine, 0) + 1
+        draft.ranking.count_task_in(bins, machine)
         moving = draft.moving.get(task) if draft.moving else None
         if moving is not None:
             if moving.machine is machine:  # no other machine is better
                 return
             draft.free_claim(moving)
         ports = None
-        if demand.ports or machine in draft.spaces or machine in draft.lone:
-            space = draft.space(machine)
-            space.take(demand, machine.capacity)
-            ports = space.pick_ports(demand.ports) if demand.ports else None
+        if demand.ports or machine in draft.planned_rooms or machine in draft.single_tasks:
+            planned_room = draft.planned_room(machine)
+            planned_room.take(demand, machine.capacity)
+            ports = planned_room.pick_ports(demand.ports) if demand.ports else None
         else:
-            draft.lone[machine] = demand
+            draft.single_tasks[machine] = demand
         draft.reserve_power(machine)
         draft.change.claims.append(Claim(task, machine, demand, ports))
 
 
-def _open(binned: Binned, search: Search, allowance: Allowance | None = None) -> Iterator[Bins]:
+def _usable_bins(
+    binned: Binned, search: Search, allowance: Allowance | None = None
+) -> Iterator[Bins]:
     """Yield the bins in which a machine could run the tasks, full or not.
 
     With an `allowance`, only machines count that the entitlement may take.
     """
     for bins, parts in binned.items():
-        if any(_is_open(part, search, allowance) for part in parts):
+        if any(_has_suitable_machine(part, search, allowance) for part in parts):
             yield bins
 
 
-def _is_open(part: Part, search: Search, allowance: Allowance | None) -> bool:
+def _has_suitable_machine(part: Part, search: Search, allowance: Allowance | None) -> bool:
     if not admits_any_of(search.demand, part):
         return False
     for machine in part.usable():
         if allowance is not None and allowance.lacks(machine):
             return False  # the same holds for all machines of this bucket
-        if search.suits(machine):
+        if search.could_run(machine):
             return True
     return False

@@ -3,7 +3,7 @@
 The sums find one way to keep every promise: a number of machines of each class for each group of
 pools, and some unpromised machines. A pool that takes machines meant for its group, or unpromised
 ones, does not affect the others. So such takes need no new sums. Any other change makes the ledger
-untrue.
+invalid.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ Moves = Mapping[tuple[str, MachineClass], int]
 """Pool and class → change of the number of machines."""
 
 
-class Ledger:
+class PromiseLedger:
     """One way to keep all promises, updated when machines change pools."""
 
     def __init__(self, shares: Shares) -> None:
         """Begin with the result of the sums."""
         self._shares = shares
-        self.is_true = True
-        """Whether all changes since then could be followed."""
+        self.is_valid = True
+        """Whether all changes since then could be recorded."""
 
     @property
     def keeps_all(self) -> bool:
         """Return whether every promise is kept after all changes so far."""
-        return self.is_true and not self._shares.unmet
+        return self.is_valid and not self._shares.unmet
 
     def limits(self, pool: str) -> dict[MachineClass, int]:
         """Return how many free machines of each class a pool may take at once."""
         found = dict.fromkeys(self._shares.rest, 0)
-        if not self.is_true:
+        if not self.is_valid:
             return found
         for kind, count in self._shares.rest.items():
             found[kind] = count
@@ -44,7 +44,7 @@ class Ledger:
                 found[kind] = found.get(kind, 0) + count
         return found
 
-    def follow(self, moves: Moves) -> None:
+    def record_moves(self, moves: Moves) -> None:
         """Record machines that changed pools, came to the region or left it."""
         balance: Counter[MachineClass] = Counter()
         for (pool, kind), by in moves.items():
@@ -61,14 +61,14 @@ class Ledger:
             by < 0 for (pool, _), by in moves.items() if pool != FREE
         )
         if any(count < 0 for count in rest.values()) or (more and self._shares.unmet):
-            self.is_true = False
+            self.is_valid = False
 
     def _take(self, pool: str, kind: MachineClass, count: int) -> None:
         for group in self._shares.groups.get(pool, ()):
-            mine = self._shares.flows[group]
-            meant = min(count, mine.get(kind, 0))
+            flow = self._shares.flows[group]
+            meant = min(count, flow.get(kind, 0))
             if meant:
-                mine[kind] -= meant
+                flow[kind] -= meant
                 count -= meant
         self._shares.rest[kind] = self._shares.rest.get(kind, 0) - count
 

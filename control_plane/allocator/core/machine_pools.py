@@ -98,7 +98,7 @@ class Bucket(MachinesByClass[Machine]):
 
     __slots__ = ("_cells", "_no_fit_cache", "gain", "memo", "most_disk", "place", "pool", "size")
     name = blocked = ""
-    is_apart = False
+    has_own_bins = False
 
     def __init__(self, pool: Pool, capacity: Capacity, place: Place) -> None:
         """Make an empty bucket for machines of this class and MSB."""
@@ -146,7 +146,7 @@ class Bucket(MachinesByClass[Machine]):
         return self
 
     @property
-    def news(self) -> int:
+    def gain_count(self) -> int:
         """A number that rises whenever a demand that lacked room or power may fit."""
         return self.gain + self.pool.relief.count
 
@@ -211,7 +211,9 @@ class Bucket(MachinesByClass[Machine]):
 
     def is_no_fit(self, demand: Demand) -> bool:
         """Return whether this demand or a smaller one found no room since the last gain."""
-        return self._no_fit_cache is not None and self._no_fit_cache.include(demand, self.news)
+        return self._no_fit_cache is not None and self._no_fit_cache.include(
+            demand, self.gain_count
+        )
 
     def is_closed(self, demand: Demand) -> bool:
         """Return whether the demand is known not to fit here, or larger than every machine."""
@@ -225,8 +227,8 @@ class Bucket(MachinesByClass[Machine]):
             or demand.disk_bytes > self.most_disk
         )
 
-    def note_no_fit(self, demand: Demand, news: int, moves: int) -> None:
-        """Remember that no machine had room while `news` and `moves` had these values.
+    def note_no_fit(self, demand: Demand, gain_count: int, moves: int) -> None:
+        """Remember that no machine had room while `gain_count` and `moves` had these values.
 
         Nothing is remembered if machines changed classes meanwhile: the search may have missed one.
         Exact maxima of the searched classes save the next demand of another size this search.
@@ -234,7 +236,7 @@ class Bucket(MachinesByClass[Machine]):
         if moves == self.moves and not moves % 2:
             if self._no_fit_cache is None:
                 self._no_fit_cache = NoFitCache()
-            self._no_fit_cache.add(demand, news)
+            self._no_fit_cache.add(demand, gain_count)
             for space_class in self._promising(self._order(demand), demand):
                 if len(self.by_class[space_class] or ()) > _FEW:
                     self.roomiest("memory", space_class)
@@ -248,19 +250,21 @@ _FEW = 16
 class Cell:
     """Machines of a bucket that also share the rack, labels and capabilities; or one machine."""
 
-    __slots__ = ("_all", "bucket", "capacity", "is_apart", "machines", "name", "place", "size")
+    __slots__ = ("_all", "bucket", "capacity", "has_own_bins", "machines", "name", "place", "size")
     blocked = ""
 
-    def __init__(self, bucket: Bucket, machines: list[Machine], *, is_apart: bool = False) -> None:
-        """`machines` has at least one; `is_apart` marks a single one with its own bins."""
+    def __init__(
+        self, bucket: Bucket, machines: list[Machine], *, has_own_bins: bool = False
+    ) -> None:
+        """`machines` has at least one; `has_own_bins` marks a single one with its own bins."""
         self.bucket = bucket
         self.machines = machines
         self.size = len(machines)
         self._all: frozenset[Machine] = frozenset()
-        self.is_apart = is_apart
+        self.has_own_bins = has_own_bins
         sample = machines[0]
         self.capacity, self.place = sample.capacity, sample.place
-        self.name = sample.name if is_apart else ""
+        self.name = sample.name if has_own_bins else ""
 
     @staticmethod
     def of(bucket: Bucket, cells: list[Cell]) -> Bucket | Cell:
@@ -284,24 +288,24 @@ class Cell:
             self._all = self._all or frozenset(self.machines)
             return filter(self._all.__contains__, self.bucket.usable(demand))
         gpus, watts = 0 if demand is None else demand.gpus, self.bucket.capacity.power_w
-        there = (
+        usable = (
             m
             for m in self.machines
             if (m.space_class != BLOCKED and m.bucket is self.bucket and m.free_gpus >= gpus)
             and (not supply or m.jobs or m in supply.powered_on or supply.has_power(m.place, watts))
         )
         if self.is_scarce:
-            return iter(sorted(there, key=lambda m: m.space_class or BLOCKED))
+            return iter(sorted(usable, key=lambda m: m.space_class or BLOCKED))
         if tight:
-            return iter(sorted(there, key=lambda m: (not m.jobs, tightness(m))))
-        return most_room_first(there)
+            return iter(sorted(usable, key=lambda m: (not m.jobs, tightness(m))))
+        return most_room_first(usable)
 
 
 Part = Bucket | Cell
 """All machines of one bucket, or some."""
 
 
-Kinds = tuple[tuple[Bucket, bool], ...]
+BucketOrder = tuple[tuple[Bucket, bool], ...]
 """Buckets in the order of their use, and whether the machines of each are filled one by one."""
 Binned = Mapping[Bins, Sequence[Part]]
 """Machines of a pool by their bins."""
@@ -346,9 +350,9 @@ class Pool:
 
     def note_no_fit(self, demand: Demand) -> None:
         """Record that a demand found no room, if that holds for every bucket."""
-        news = self.gain + self.relief.count
-        if self._no_fit_at != news:
-            self._no_fit_cache, self._no_fit_at = set(), news
+        gain_count = self.gain + self.relief.count
+        if self._no_fit_at != gain_count:
+            self._no_fit_cache, self._no_fit_at = set(), gain_count
         if all(
             not bucket.size or bucket.is_closed(demand) or not admits_any_of(demand, bucket)
             for bucket in list(self.buckets.values())

@@ -10,30 +10,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 
-class Floor:
-    """The fewest tasks that any bin has, while tasks are added one by one."""
+class EmptiestBin:
+    """The number of tasks in the emptiest bin, while tasks are added one by one."""
 
-    __slots__ = ("_bins", "_counts", "_there", "tasks")
+    __slots__ = ("_bins", "_counts", "_emptiest", "tasks")
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         """`counts` has the tasks by bin and changes while they are placed."""
         self._counts = counts
         self._bins: set[str] = set()
-        self._there = 0
+        self._emptiest = 0
         """How many bins have the fewest tasks."""
         self.tasks: int | None = None
         """The tasks of the emptiest bin; None if no bin counts."""
 
-    def among(self, bins: Iterable[str]) -> None:
+    def set_bins(self, bins: Iterable[str]) -> None:
         """Set the bins that count; each group of tasks has its own."""
         self._bins = set(bins)
         self._find_fewest()
 
-    def added(self, bin_: str) -> None:
+    def count_task(self, bin_: str) -> None:
         """Record one more task in a bin."""
         if bin_ in self._bins and self._counts[bin_] - 1 == self.tasks:
-            self._there -= 1
-            if not self._there:
+            self._emptiest -= 1
+            if not self._emptiest:
                 self._find_fewest()
 
     def is_ahead(self, bin_: str, most: int) -> bool:
@@ -43,4 +43,4 @@ class Floor:
     def _find_fewest(self) -> None:
         tasks = [self._counts[bin_] for bin_ in self._bins]
         self.tasks = min(tasks, default=None)
-        self._there = tasks.count(self.tasks) if self.tasks is not None else 0
+        self._emptiest = tasks.count(self.tasks) if self.tasks is not None else 0

@@ -46,10 +46,13 @@ class Partition(dict[Bins, tuple[B, ...]]):
         """Return for each group the bins of this partition, and those that only `free` has."""
         known = self._combined
         if known is None or known[0] is not free:
-            here, there = self.groups, free.groups
+            own_groups, free_groups = self.groups, free.groups
             found = [
-                (here.get(name, []), [bins for bins in there.get(name, ()) if bins not in self])
-                for name in dict.fromkeys((*here, *there))
+                (
+                    own_groups.get(name, []),
+                    [bins for bins in free_groups.get(name, ()) if bins not in self],
+                )
+                for name in dict.fromkeys((*own_groups, *free_groups))
             ]
             known = self._combined = free, found
         return known[1]

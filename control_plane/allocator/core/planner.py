@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from control_plane.allocator.core.bin_source import Search
 from control_plane.allocator.core.claims import Claim, Claims
 from control_plane.allocator.core.draft import Draft
-from control_plane.allocator.core.explanation import explaining
+from control_plane.allocator.core.explanation import explanation_steps
 from control_plane.allocator.core.fine_bins import fine_bins
 from control_plane.allocator.core.group_placement import GroupPlacement
 from control_plane.allocator.core.machine_pools import Binned, Bucket, Part
+from control_plane.allocator.core.machine_search import Search
 from control_plane.allocator.core.partition import Bins, Partition
-from control_plane.allocator.core.region_index import RegionIndex, finished
+from control_plane.allocator.core.region_index import RegionIndex, run_to_end
 from control_plane.allocator.core.request import Allowance, Group, Plan, Request, same_claim
 from control_plane.broker.core.assignment import FREE
 
@@ -29,35 +29,35 @@ _COMPARED, _FREED = 200, 500
 
 def plan(index: RegionIndex, request: Request, allowance: Allowance) -> Plan:
     """Return the whole plan for a request; changes nothing."""
-    return finished(planning(index, request, allowance))
+    return run_to_end(planning(index, request, allowance))
 
 
 def planning(
     index: RegionIndex, request: Request, allowance: Allowance
 ) -> Generator[None, None, Plan]:
     """Make a plan in steps of bounded time; its value is the plan."""
-    work = Planning(index, request, allowance)
-    waiting = yield from work.sort_out()
+    draft = Planning(index, request, allowance)
+    waiting = yield from draft.find_tasks_to_place()
     gain = index.gains(request.pool)
     unplaced: list[int] = []
     for group, tasks in waiting:
-        begun = len(work.change.claims)
-        unplaced += yield from work.place(group, tasks)
-        work.keep_machines(begun)
-    unplaced = work.without_those_that_may_stay(unplaced, waiting)
+        begun = len(draft.change.claims)
+        unplaced += yield from draft.place(group, tasks)
+        draft.keep_tasks_in_place(begun)
+    unplaced = draft.without_tasks_that_may_stay(unplaced, waiting)
     if unplaced and request.gang:
-        work.give_up(waiting, f"all or nothing was requested, and {len(unplaced)} lack room")
+        draft.abandon_moves(waiting, f"all or nothing was requested, and {len(unplaced)} lack room")
         everyone = [task for _, tasks in waiting for task in tasks]
-        unplaced = work.without_those_that_may_stay(everyone, waiting)
-    reasons = work.reasons if unplaced else ()
-    return Plan(work.change, tuple(sorted(unplaced)), tuple(reasons), gain)
+        unplaced = draft.without_tasks_that_may_stay(everyone, waiting)
+    reasons = draft.reasons if unplaced else ()
+    return Plan(draft.change, tuple(sorted(unplaced)), tuple(reasons), gain)
 
 
 class Planning(Draft):
     """The search for machines, on a draft of the plan."""
 
-    def sort_out(self) -> Generator[None, None, list[tuple[Group, list[int]]]]:
-        """Return the tasks that need a machine, by group; free the tasks that are not requested."""
+    def find_tasks_to_place(self) -> Generator[None, None, list[tuple[Group, list[int]]]]:
+        """Return the tasks that need a machine, by group; free claims of tasks not requested."""
         claims = self.claims
         if claims is None:
             return [(group, list(group.tasks)) for group in self.request.groups]
@@ -75,7 +75,7 @@ class Planning(Draft):
                 waiting.append((group, missing))
         for task, machine in enumerate(claims.machines):
             if machine is not None and task not in named:
-                self.free_claim(_claim(claims, task))
+                self.free_claim(_existing_claim(claims, task))
                 if len(self.change.freed) % _FREED == 0:
                     yield
         return waiting
@@ -93,21 +93,21 @@ class Planning(Draft):
         if unfit or machine.name in group.leave or machine.name == group.avoid:
             self.moving[task] = claim
             return False
-        self.ranking.add(machine)
-        self.mine[machine] = self.mine.get(machine, 0) + 1
+        self.ranking.count_task(machine)
+        self.tasks_on[machine] = self.tasks_on.get(machine, 0) + 1
         return True
 
     def place(self, group: Group, tasks: list[int]) -> Generator[None, None, list[int]]:
         """Place the equal tasks of a group; return those for which no machine was found."""
-        self.gave_up = False
+        self.skipped_avoided = False
         search = Search(self, group, self.totals)
         may_grow = bool(self.taken) or self.allowance.may_take_from(self.free)
         pools = (self.pool, self.free) if may_grow else (self.pool,)
-        plain = search.plain and not self.gained
+        plain = search.plain and not self.freeing_buckets
         left = tasks
         if not plain or not all(pool.is_no_fit(group.demand) for pool in pools):
             left = yield from self._search(search, tasks, may_grow=may_grow)
-            if left and self.gave_up:
+            if left and self.skipped_avoided:
                 search = Search(self, group, self.totals, may_be_avoided=True)
                 left = yield from self._search(search, left, may_grow=may_grow)
             if left and plain:
@@ -123,8 +123,8 @@ class Planning(Draft):
     ) -> Generator[None, None, Sequence[str]]:
         """Return why tasks have no machine; cached for equal tasks until room is gained.
 
-        Judging thousands of machines takes longer than planning. Without the cache, a full region
-        would be slow just when many jobs wait.
+        Judging thousands of machines takes longer than planning. Without the cache, plans in a full
+        region would be slow just when many jobs wait.
         """
         alike = plain and not self.ranking.capped
         key = (self.pool.name, group.demand, may_grow)
@@ -132,7 +132,7 @@ class Planning(Draft):
         known = self.index.reasons.get(key) if alike else None
         if known is not None and known[0] == gains:
             return known[1]
-        reasons = yield from explaining(self, group)
+        reasons = yield from explanation_steps(self, group)
         if alike and not self.was_refused:
             self.index.remember_reasons(key, gains, reasons)
         return reasons
@@ -166,25 +166,25 @@ class Planning(Draft):
                 binned.update((bins, [*parts]) for bins, parts in fine.items())
                 continue
             for bucket in list(pool.buckets.values()):
-                binned.setdefault(ranking.bins_of_many(bucket), []).append(bucket)
+                binned.setdefault(ranking.common_bins(bucket), []).append(bucket)
         own, free = found
-        self.apart = set()
+        self.with_own_bins = set()
         for name in self.ranking.named:
             machine = self.index.machines.get(name)
             if machine is not None and machine.pool == self.request.pool:
-                self.set_apart(machine, own)
+                self.give_own_bins(machine, own)
             elif machine is not None and machine.pool == FREE and may_grow:
-                self.set_apart(machine, own if machine in self.taken else free)
+                self.give_own_bins(machine, own if machine in self.taken else free)
         if self.ranking.counts_machines:
-            for machine in self.mine:
-                if machine not in self.apart:
-                    self.set_apart(machine, own)
+            for machine in self.tasks_on:
+                if machine not in self.with_own_bins:
+                    self.give_own_bins(machine, own)
         return own, free
 
-    def without_those_that_may_stay(
+    def without_tasks_that_may_stay(
         self, unplaced: list[int], waiting: list[tuple[Group, list[int]]]
     ) -> list[int]:
-        """Return the tasks that found no machine, and cannot stay on one that they have."""
+        """Return the unplaced tasks that cannot stay on their present machine."""
         if not self.moving:
             return unplaced
         leaving = {task for group, tasks in waiting if group.leave for task in tasks}
@@ -194,8 +194,8 @@ class Planning(Draft):
             if task in leaving or task not in self.moving or self.moving[task].machine.blocked
         ]
 
-    def give_up(self, waiting: list[tuple[Group, list[int]]], reason: str) -> None:
-        """Drop the plan: tasks that would move or change keep their present claims."""
+    def abandon_moves(self, waiting: list[tuple[Group, list[int]]], reason: str) -> None:
+        """Drop the planned claims: tasks that would move or change keep their present ones."""
         stay = {task for _, tasks in waiting for task in tasks}
         self.change.freed = [
             claim
@@ -207,7 +207,7 @@ class Planning(Draft):
         self.reasons.insert(0, reason)
 
 
-def _claim(claims: Claims, task: int) -> Claim:
+def _existing_claim(claims: Claims, task: int) -> Claim:
     claim = claims.get(task)
     assert claim is not None
     return claim

@@ -46,7 +46,7 @@ class Budget:
 
 
 class Power:
-    """All budgets of a region, and which machines count against them."""
+    """All power budgets of a region, and the machines that count against them."""
 
     def __init__(self, settings: PowerSettings) -> None:
         factor = settings.overcommit
@@ -131,7 +131,7 @@ class Power:
                 return budget
         return None
 
-    def why(self, machine: Powered, extra: Mapping[Budget, int] | None = None) -> str:
+    def describe_lack(self, machine: Powered, extra: Mapping[Budget, int] | None = None) -> str:
         """Describe why a machine may get no first task; empty if it may."""
         budget = self.short(machine, extra)
         if budget is None:

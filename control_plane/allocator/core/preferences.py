@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from control_plane.allocator.core.feasibility import OF_BUCKETS, Candidate, bin_of, names
-from control_plane.allocator.core.max_skew import Floor
-from control_plane.allocator.core.weighted_spread import Even
+from control_plane.allocator.core.max_skew import EmptiestBin
+from control_plane.allocator.core.weighted_spread import EvenSpread
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Preference, Property, Strategy
@@ -57,11 +57,11 @@ _FINENESS: Mapping[str, int] = {
 }
 
 
-class _Slot:
+class _PreferenceState:
     """One preference while tasks are placed: the bin of each machine, and the bin's score."""
 
     __slots__ = (
-        *("counts", "even", "floor", "is_machine", "is_static"),
+        *("counts", "emptiest", "even", "is_machine", "is_static"),
         *("preference", "property", "unnamed"),
     )
 
@@ -69,7 +69,7 @@ class _Slot:
         self.preference = preference
         self.property = preference.property
         self.is_machine = preference.property == Property.MACHINE
-        self.even = Even.of(preference) if preference.weights else None
+        self.even = EvenSpread.of(preference) if preference.weights else None
         """The weights of the bins, if they differ."""
         self.is_static = preference.strategy in STATIC and preference.at_most is None
         """Whether equally good bins count as one, named by its position among `values`."""
@@ -77,7 +77,7 @@ class _Slot:
         """The bin of machines that no value names."""
         self.counts: dict[str, int] = defaultdict(int)
         """Tasks of the job by bin."""
-        self.floor = None if preference.max_skew is None else Floor(self.counts)
+        self.emptiest = None if preference.max_skew is None else EmptiestBin(self.counts)
 
     @property
     def only_counts(self) -> bool:
@@ -90,8 +90,8 @@ class _Slot:
 
     def count(self, bin_: str) -> None:
         self.counts[bin_] += 1
-        if self.floor is not None:
-            self.floor.added(bin_)
+        if self.emptiest is not None:
+            self.emptiest.count_task(bin_)
 
     def position(self, bin_: str) -> int:
         values = self.preference.values
@@ -99,15 +99,15 @@ class _Slot:
 
     def score(self, bin_: str) -> int:
         if self.even is not None:
-            return self.even.next(bin_, self.counts[bin_])
+            return self.even.score_of_next(bin_, self.counts[bin_])
         values = self.preference.values
         position = int(bin_) if self.is_static else self.position(bin_) if values else 0
         return SCORES[self.preference.strategy](self.counts[bin_], position, len(values))
 
 
-def liking(preference: Preference, machine: Candidate) -> int:
+def static_score(preference: Preference, machine: Candidate) -> int:
     """Return how good a machine is by a strategy that ignores tasks; lower is better."""
-    slot = _Slot(preference)
+    slot = _PreferenceState(preference)
     return slot.score(slot.bin(machine))
 
 
@@ -121,7 +121,7 @@ class Ranking:
     """
 
     def __init__(self, preferences: Sequence[Preference]) -> None:
-        self._slots = [_Slot(preference) for preference in preferences]
+        self._slots = [_PreferenceState(preference) for preference in preferences]
         self.properties = tuple(p.property for p in preferences)
         self.by_machine = Property.MACHINE in self.properties
         """Whether single machines differ, by their tasks or by their names."""
@@ -176,25 +176,25 @@ class Ranking:
         """Return the bins of a machine, including bins for its name."""
         return tuple([slot.bin(machine) for slot in self._slots])
 
-    def bins_of_many(self, sample: Candidate) -> Bins:
+    def common_bins(self, sample: Candidate) -> Bins:
         """Return the bins of machines without tasks that no preference names."""
         return tuple(
             [slot.bin(sample) if not slot.is_machine else slot.unnamed for slot in self._slots]
         )
 
-    def add(self, machine: Candidate) -> None:
+    def count_task(self, machine: Candidate) -> None:
         """Count a task of the job on a machine."""
         for slot in self._slots:
             if not slot.is_static:
                 slot.count(bin_of(slot.property, machine))
 
-    def add_bins(self, bins: Bins, machine: Candidate) -> None:
+    def count_task_in(self, bins: Bins, machine: Candidate) -> None:
         """Count a task on a machine whose bins are known, except the one for its name."""
         for number, slot in enumerate(self._slots):
             bin_ = machine.name if slot.is_machine else bins[number]
             slot.counts[bin_] += 1
-            if slot.floor is not None:
-                slot.floor.added(bin_)
+            if slot.emptiest is not None:
+                slot.emptiest.count_task(bin_)
 
     def _scorer_of(self, number: int) -> Callable[[Bins], int]:
         if number >= len(self._slots):
@@ -221,7 +221,7 @@ class Ranking:
         """Return the bins without the finest one."""
         return bins[: self.finest] + bins[self.finest + 1 :]
 
-    def is_full(self, bins: Bins) -> Preference | None:
+    def at_most_reached(self, bins: Bins) -> Preference | None:
         """Return the preference whose `at_most` keeps further tasks out of these bins."""
         for slot, bin_ in zip(self._slots, bins, strict=True):
             most = slot.preference.at_most
@@ -229,30 +229,34 @@ class Ranking:
                 return slot.preference
         return None
 
-    def among(self, every: Sequence[Bins]) -> None:
+    def compare_bins(self, every: Sequence[Bins]) -> None:
         """Set the bins among which the emptiest one is found, for bounds of skew."""
         for number, slot in enumerate(self._slots):
-            if slot.floor is not None:
-                slot.floor.among(bins[number] for bins in every)
+            if slot.emptiest is not None:
+                slot.emptiest.set_bins(bins[number] for bins in every)
 
     def floors(self) -> list[int | None]:
         """Return the tasks of the emptiest bin for each bound of skew."""
-        return [slot.floor.tasks for slot in self._slots if slot.floor is not None]
+        return [slot.emptiest.tasks for slot in self._slots if slot.emptiest is not None]
 
-    def is_ahead(self, bins: Bins) -> Preference | None:
+    def max_skew_reached(self, bins: Bins) -> Preference | None:
         """Return the preference whose `max_skew` makes these bins wait for the emptiest one."""
         for slot, bin_ in zip(self._slots, bins, strict=True):
             most = slot.preference.max_skew
-            if most is not None and slot.floor is not None and slot.floor.is_ahead(bin_, most):
+            if (
+                most is not None
+                and slot.emptiest is not None
+                and slot.emptiest.is_ahead(bin_, most)
+            ):
                 return slot.preference
         return None
 
-    def limits(self, machine: Candidate) -> list[str]:
+    def limits_reached(self, machine: Candidate) -> list[str]:
         """Describe the bounds that keep a task off a machine."""
         bins, found = self.bins(machine), []
-        if (full := self.is_full(bins)) is not None and full.at_most is not None:
+        if (full := self.at_most_reached(bins)) is not None and full.at_most is not None:
             found.append(f"{full.property} would get {full.at_most + 1} tasks > {full.at_most}")
-        if (ahead := self.is_ahead(bins)) is not None:
+        if (ahead := self.max_skew_reached(bins)) is not None:
             kind, most = ahead.property, ahead.max_skew
             found.append(f"{kind} would be more than {most} tasks ahead of the emptiest {kind}")
         return found

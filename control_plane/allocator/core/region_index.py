@@ -16,7 +16,7 @@ from control_plane.allocator.core.claims import (
     charge,
     holders,
     uncharge,
-    without,
+    without_one,
 )
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.feasibility import judge
@@ -51,7 +51,7 @@ class RegionIndex(RegionMachines):
                     claims.unset(claim.task)
             if not claims.machines and claims.reserved is None:
                 del self.claims[claims.job]
-        self._drop(self._leave(machine))
+        self._drop_if_empty(self._leave(machine))
         self._release_power(machine)
         self._kinds.count(machine.capacity, machine.place, -1)
         self.losses += not machine.blocked
@@ -64,9 +64,9 @@ class RegionIndex(RegionMachines):
             self._charge((known,), claim)
         known.set(claims)
         for machine in dict.fromkeys(claim.machine for claim in claims):
-            self._reshelve(machine)
+            self._reclassify(machine)
 
-    def restore_alike(
+    def restore_equal(
         self, job: str, pool: str, first: int, machines: Sequence[Machine | None], demand: Demand
     ) -> None:
         """Do `restore` for equal tasks without ports: task `first` and those after it.
@@ -93,7 +93,7 @@ class RegionIndex(RegionMachines):
                 self.power.reserve_power(machine)
             machine.jobs = machine.jobs + only if machine.jobs else only
         for machine in dict.fromkeys(placed):
-            self._reshelve(machine)
+            self._reclassify(machine)
 
     def reserve(self, change: Change) -> tuple[str, ...]:
         """Take the room of a plan, or nothing; then return the machines that lack it.
@@ -101,29 +101,29 @@ class RegionIndex(RegionMachines):
         The change can use the room that it frees at once. Other changes get that room after
         `settle`: until then a crash would undo the change.
         """
-        return finished(self.reserving(change))
+        return run_to_end(self.reserving(change))
 
     def reserving(
-        self, change: Change, overtaken: Callable[[], Iterable[str]] = tuple
+        self, change: Change, refused_machines: Callable[[], Iterable[str]] = tuple
     ) -> Generator[None, None, tuple[str, ...]]:
         """Do `reserve` in steps of bounded time.
 
-        `overtaken` returns the machines that the change may no longer use. It is called in the step
-        that takes machines for the pool.
+        `refused_machines` returns the machines that the change may no longer use. It is called in
+        the step that takes machines for the pool.
         """
         wanted = {claim.machine for claim in change.claims}
         for start in range(0, len(change.freed), STEP):
             if start:
                 yield
             some = change.freed[start : start + STEP]
-            self._grant(change, [claim for claim in some if claim.machine in wanted])
+            self._record_freed_room(change, [claim for claim in some if claim.machine in wanted])
             change.granted = start + STEP
         claims = self.claims.get(change.job)
         if claims is None:
             claims = self.claims[change.job] = Claims(change.job, change.pool)
         claims.reserved = change
         conflicts = [m.name for m in change.takes if not self._is_takeable(m)]
-        conflicts += () if conflicts else overtaken()
+        conflicts += () if conflicts else refused_machines()
         if not conflicts:
             change.took = True
             for machine in change.takes:
@@ -136,7 +136,7 @@ class RegionIndex(RegionMachines):
                 yield
             job = (claims,)  # one object for all machines: the garbage collector visits each
             for claim in change.claims[start : start + STEP]:
-                if not self._try(change, job, claim):
+                if not self._charge_if_fits(change, job, claim):
                     conflicts.append(claim.machine.name)
                     break
         if conflicts:
@@ -145,16 +145,16 @@ class RegionIndex(RegionMachines):
 
     def settle(self, change: Change) -> list[Machine]:
         """Make a reserved change final; return the machines that have no tasks left."""
-        self.assigned(change)
-        return finished(self.settling(change))
+        self.end_taking(change)
+        return run_to_end(self.settling(change))
 
-    def assigned(self, change: Change) -> None:
+    def end_taking(self, change: Change) -> None:
         """Record that brokers have assigned the taken machines: now their records are valid."""
         for machine in change.takes:
-            self._taken(machine, change.pool)
+            self._end_taking(machine, change.pool)
 
     def settling(self, change: Change) -> Generator[None, None, list[Machine]]:
-        """Do `settle` without `assigned`, in steps of bounded time."""
+        """Do `settle` without `end_taking`, in steps of bounded time."""
         claims = self.claims[change.job]
         for start in range(0, len(change.freed), STEP):
             if start:
@@ -166,10 +166,10 @@ class RegionIndex(RegionMachines):
                     if freed_room is not None:
                         freed_room.release(claim.machine, claim.demand)
                     claims.unset(claim.task)
-                    self._reshelve(claim.machine)
+                    self._reclassify(claim.machine)
         claims.pool = change.pool
         claims.set(claim for claim in change.claims if claim.machine.at >= 0)
-        self._close(claims)
+        self._end_reservation(claims)
         return [m for m in dict.fromkeys(c.machine for c in change.freed) if not m.jobs]
 
     def rollback(self, change: Change) -> None:
@@ -180,30 +180,30 @@ class RegionIndex(RegionMachines):
         for machine, freed_room in change.freed_rooms.items():
             freed_room.pay(machine)
         for claim in change.claims[: change.charged]:
-            self._reshelve(claim.machine)
+            self._reclassify(claim.machine)
         change.charged = 0
         if change.took:
             for machine in change.takes:
-                self._taken(machine, FREE)
+                self._end_taking(machine, FREE)
         change.took = False
         change.freed_rooms = {}
-        self._close(claims)
+        self._end_reservation(claims)
 
-    def _close(self, claims: Claims) -> None:
+    def _end_reservation(self, claims: Claims) -> None:
         claims.reserved = None
         if not claims.machines:
             del self.claims[claims.job]
 
     @staticmethod
-    def _grant(change: Change, freed: list[Claim]) -> None:
-        """Record the room that a change frees, as credit for its claims on the same machines."""
+    def _record_freed_room(change: Change, freed: list[Claim]) -> None:
+        """Record the room that a change frees; its own claims on these machines may use it."""
         for claim in freed:
             freed_room = change.freed_rooms.get(claim.machine)
             if freed_room is None:
                 freed_room = change.freed_rooms[claim.machine] = FreedRoom()
             freed_room.add(claim.demand, claim.machine.capacity)
 
-    def _try(self, change: Change, job: tuple[Claims], claim: Claim) -> bool:
+    def _charge_if_fits(self, change: Change, job: tuple[Claims], claim: Claim) -> bool:
         """Charge a machine for one task of a change, if it has room and belongs to the pool."""
         machine, demand = claim.machine, claim.demand
         if machine.bucket.pool.name != change.pool:
@@ -226,7 +226,7 @@ class RegionIndex(RegionMachines):
             machine.bucket.reclassify(machine)
         return fits
 
-    def _taken(self, machine: Machine, pool: str) -> None:
+    def _end_taking(self, machine: Machine, pool: str) -> None:
         """End the taking of a machine: from now on it is in the pool that its broker reports."""
         if self._taking.pop(machine.name, None) is None:
             return
@@ -251,18 +251,18 @@ class RegionIndex(RegionMachines):
 
     def _uncharge(self, claims: Claims, claim: Claim) -> None:
         machine = claim.machine
-        machine.jobs = without(holders(machine), claims)
+        machine.jobs = without_one(holders(machine), claims)
         if not machine.jobs:
             self._release_power(machine)
         uncharge(claim)
-        self._gained(machine.bucket)
+        self._count_gain(machine.bucket)
 
-    def _reshelve(self, machine: Machine) -> None:
+    def _reclassify(self, machine: Machine) -> None:
         if machine.at >= 0:
             machine.bucket.reclassify(machine)
 
 
-def finished(steps: Generator[None, None, T]) -> T:
+def run_to_end(steps: Generator[None, None, T]) -> T:
     """Run a generator to its end."""
     while True:
         try:

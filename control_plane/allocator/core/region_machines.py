@@ -44,7 +44,7 @@ class RegionMachines:
         self._reported: dict[str, str] = {}
         """Machine that is being taken → the pool that its broker reported meanwhile."""
         self._moved: dict[Bucket, int] = {}
-        """Bucket → by how many machines it has grown since the last `take_moves`."""
+        """Bucket → by how many machines it has grown since the last `take_bucket_growth`."""
         self.reasons: dict[object, tuple[int, Sequence[str]]] = {}
         """Kind of request → the gains of its pool, and why it found no room at these gains."""
 
@@ -64,7 +64,7 @@ class RegionMachines:
         found = self.pools.get(pool)
         return (found.gain if found is not None else self._least_gain) + self.pools[FREE].gain
 
-    def take_moves(self) -> dict[Bucket, int]:
+    def take_bucket_growth(self) -> dict[Bucket, int]:
         """Return by how many machines each bucket has grown since the last call."""
         moved, self._moved = self._moved, {}
         return moved
@@ -99,9 +99,9 @@ class RegionMachines:
         self.losses += bool(blocked and not machine.blocked)
         machine.place, machine.blocked = place, blocked
         if self.power is not None and machine.jobs and self.power.reserve_power(machine):
-            self._relieved()
+            self._note_relief()
         self._enter(machine, pool)
-        self._drop(before)
+        self._drop_if_empty(before)
         if not same:
             self._invalidate(machine)
         elif blocked:
@@ -155,13 +155,13 @@ class RegionMachines:
         self._moved[bucket] = self._moved.get(bucket, 0) + len(machines)
         bucket.put_all(machines)
         if not sample.blocked:
-            self._gained(bucket)
+            self._count_gain(bucket)
 
     def _move(self, machine: Machine, pool: str) -> None:
         """Move a machine to another pool."""
         before = self._leave(machine)
         self._enter(machine, pool)
-        self._drop(before)
+        self._drop_if_empty(before)
 
     def _leave(self, machine: Machine) -> Bucket:
         """Take a machine out of its bucket; return the bucket, which may be empty now."""
@@ -174,7 +174,7 @@ class RegionMachines:
         bucket.pool.count(machine, -1)
         return bucket
 
-    def _drop(self, bucket: Bucket) -> None:
+    def _drop_if_empty(self, bucket: Bucket) -> None:
         """Remove a bucket that has no machines, and its pool if that has none."""
         pool = bucket.pool
         if not bucket.size:
@@ -183,7 +183,7 @@ class RegionMachines:
             del self.pools[pool.name]
             self._least_gain = max(self._least_gain, pool.gain)
 
-    def _gained(self, bucket: Bucket) -> None:
+    def _count_gain(self, bucket: Bucket) -> None:
         bucket.gain += 1
         bucket.pool.gain += 1
 
@@ -205,7 +205,7 @@ class RegionMachines:
 
     def why_short(self, machine: Machine) -> str:
         """Describe the lack of power that keeps a machine from its first task; empty if none."""
-        return self.power.why(machine) if self.power is not None else ""
+        return self.power.describe_lack(machine) if self.power is not None else ""
 
     def power_budgets(self) -> list[PowerBudget]:
         """Return the places that have a power budget, and their use."""
@@ -225,7 +225,7 @@ class RegionMachines:
                     if not judge(demand, machine, machine) and not self._is_short(machine):
                         yield machine
 
-    def loosened(self, pool: str = FREE) -> None:
+    def note_gain(self, pool: str = FREE) -> None:
         """Record that more may fit in a pool than before, for a reason other than room."""
         found = self.pools.get(pool)
         if found is not None:
@@ -238,8 +238,8 @@ class RegionMachines:
 
     def _release_power(self, machine: Machine) -> None:
         if self.power is not None and self.power.release_power(machine):
-            self._relieved()
+            self._note_relief()
 
-    def _relieved(self) -> None:
+    def _note_relief(self) -> None:
         self._relief.count += 1
-        self.loosened()
+        self.note_gain()

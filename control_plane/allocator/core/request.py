@@ -1,4 +1,4 @@
-"""The request of a job, the machines that its pool may take for it, and the resulting plan."""
+"""A job's request for machines, what its pool may take from the free pool, and the plan."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
-    """The jobs of its entitlement from which a job keeps apart, and those to which it goes."""
+class NeighbourJobs:
+    """The jobs of its entitlement from which a job stays apart, and those with which it runs."""
 
     apart_from: tuple[Neighbour, ...] = ()
     together_with: tuple[Neighbour, ...] = ()
 
     @staticmethod
-    def of(spec: JobSpec) -> Near:
+    def of(spec: JobSpec) -> NeighbourJobs:
         """Return the neighbours that a job names."""
         if not (spec.apart_from or spec.together_with):
-            return ALONE
-        return Near(tuple(spec.apart_from), tuple(spec.together_with))
+            return NO_NEIGHBOURS
+        return NeighbourJobs(tuple(spec.apart_from), tuple(spec.together_with))
 
 
-ALONE = Near()
+NO_NEIGHBOURS = NeighbourJobs()
 
 
 @dataclass(frozen=True, slots=True)
-class Back:
-    """A task that is still on its old machine: its move was allocated but not carried out."""
+class UnmovedTask:
+    """A task that is still on its old machine: its move was allocated but did not happen."""
 
     task: int
     machine: str
@@ -64,7 +64,7 @@ class Back:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """All tasks of a job with their demands; tasks that are not named give their machines back."""
+    """All tasks of a job with their demands; a task that is not named loses its machine."""
 
     job: str
     pool: str
@@ -73,9 +73,9 @@ class Request:
     fit: Fit = Fit.EVEN
     gang: bool = False
     """Whether all tasks without a machine must get one, or none of them."""
-    back: tuple[Back, ...] = ()
+    unmoved: tuple[UnmovedTask, ...] = ()
     """Tasks that are not on the machines they claim; their claims are moved back first."""
-    near: Near = ALONE
+    neighbours: NeighbourJobs = NO_NEIGHBOURS
     """The neighbours that the job names, if no job record has them; stored with its allocation."""
 
 
@@ -111,7 +111,7 @@ class Allowance:
         return not self.types or any(free.per_type.get(kind) for kind in self.types)
 
     def lacks(self, machine: Machine) -> str:
-        """Return which quota keeps another such machine out; empty if none does."""
+        """Return which limit excludes one more machine like this; empty if none does."""
         capacity = machine.capacity
         kind = capacity.machine_type
         if self.datacenter is not None and machine.place.datacenter != self.datacenter:
@@ -157,9 +157,11 @@ class Plan:
     """`RegionIndex.gains` of its pool when it was planned: until they rise, no room is found."""
 
 
-def same_claim(one: Demand, other: Demand) -> bool:
+def same_claim(first: Demand, second: Demand) -> bool:
     """Return whether two demands claim the same room; requirements do not matter."""
-    return one is other or (one.size[:6] == other.size[:6] and set(one.ports) == set(other.ports))
+    if first is second:
+        return True
+    return first.size[:6] == second.size[:6] and set(first.ports) == set(second.ports)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Measures how evenly a job is spread over the bins of its first preference, and finds repairs.
+"""Measures how evenly a job is spread over its bins, and finds moves that even it out.
 
 A failure, a drain or a scale-down leaves tasks uneven, and placed tasks are not planned again (ADR
 0027). These functions find the surplus tasks of each bin; a plan then finds room in other bins.
@@ -14,9 +14,9 @@ from heapq import heapify, heappop, heapreplace
 from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.feasibility import bin_of
 from control_plane.allocator.core.machine_pools import Machine
-from control_plane.allocator.core.preferences import liking
+from control_plane.allocator.core.preferences import static_score
 from control_plane.allocator.core.request import Plan, Request
-from control_plane.allocator.core.weighted_spread import Even
+from control_plane.allocator.core.weighted_spread import EvenSpread
 from control_plane.api.policy import Preference, Property, Strategy
 
 _Most = tuple[int, int, str]
@@ -62,7 +62,7 @@ class Unevenness:
     fewest: int
 
 
-def evened(preferences: Sequence[Preference]) -> Even | None:
+def even_spread(preferences: Sequence[Preference]) -> EvenSpread | None:
     """Return the first even spread of a job; None if it has none.
 
     A spread over machines counts only if there is no other: with one task on each machine it is
@@ -73,7 +73,7 @@ def evened(preferences: Sequence[Preference]) -> Even | None:
         if preference.strategy is Strategy.PACK:
             break
         if preference.strategy is Strategy.EVEN:
-            over = Even.of(preference, tuple(preferences[:number]))
+            over = EvenSpread.of(preference, tuple(preferences[:number]))
             if preference.property != Property.MACHINE:
                 return over
             by_machine = by_machine or over
@@ -81,7 +81,7 @@ def evened(preferences: Sequence[Preference]) -> Even | None:
 
 
 def fullest_first(
-    claims: Iterable[Claim], over: Even, number: int, *, for_good: bool = False
+    claims: Iterable[Claim], over: EvenSpread, number: int, *, for_good: bool = False
 ) -> list[int]:
     """Return `number` tasks to remove so that the rest is spread as evenly as possible.
 
@@ -91,7 +91,7 @@ def fullest_first(
     free (AS3).
     """
     machines: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    others: dict[str, int] = {}
+    others, score = dict[str, int](), over.score_of_last
     for claim in claims:
         name = claim.machine.name
         tasks = machines[bin_of(over.property, claim.machine), name]
@@ -109,7 +109,7 @@ def fullest_first(
         sizes[bin_] += len(tasks)
     for heap in of_bin.values():
         heapify(heap)
-    bins = [(-over.last(bin_, sizes[bin_]), heap[0][1], bin_) for bin_, heap in of_bin.items()]
+    bins = [(-score(bin_, sizes[bin_]), heap[0][1], bin_) for bin_, heap in of_bin.items()]
     heapify(bins)
     found: list[int] = []
     while bins and len(found) < number:
@@ -123,14 +123,16 @@ def fullest_first(
         else:
             heappop(heap)
         if heap:
-            heapreplace(bins, (-over.last(bin_, sizes[bin_]), heap[0][1], bin_))
+            heapreplace(bins, (-score(bin_, sizes[bin_]), heap[0][1], bin_))
         else:
             heappop(bins)
     return found
 
 
-def next_to_move(claims: Iterable[Claim], over: Even, number: int) -> tuple[set[int], set[str]]:
-    """Return the tasks to try on other machines, and their machines; empty if no move gains."""
+def next_to_move(
+    claims: Iterable[Claim], over: EvenSpread, number: int
+) -> tuple[set[int], set[str]]:
+    """Return tasks that a move may improve, and their machines; both empty if there are none."""
     known = list(claims)
     if not may_gain(known, over):
         return set(), set()
@@ -138,8 +140,8 @@ def next_to_move(claims: Iterable[Claim], over: Even, number: int) -> tuple[set[
     return tried, {claim.machine.name for claim in known if claim.task in tried}
 
 
-def may_gain(claims: Iterable[Claim], over: Even) -> bool:
-    """Return whether a move could make a job more even, if there is room.
+def may_gain(claims: Iterable[Claim], over: EvenSpread) -> bool:
+    """Return whether a move could make the spread more even, if there is room.
 
     With at most one task per bin, neither a bin nor a machine has too many.
     """
@@ -149,21 +151,25 @@ def may_gain(claims: Iterable[Claim], over: Even) -> bool:
     return max(counts.values(), default=0) > 1
 
 
-def unevenness(claims: Iterable[Claim], over: Even, bins: Iterable[str] = ()) -> Unevenness | None:
+def unevenness(
+    claims: Iterable[Claim], over: EvenSpread, bins: Iterable[str] = ()
+) -> Unevenness | None:
     """Return the bins that differ most, if a move would gain; `bins` adds bins without tasks."""
     counts = Counter(bin_of(over.property, claim.machine) for claim in claims)
     for name in bins:
         counts.setdefault(name, 0)
     if not counts:
         return None
-    fullest = max(sorted(counts), key=lambda bin_: over.last(bin_, counts[bin_]))
-    emptiest = min(sorted(counts), key=lambda bin_: over.next(bin_, counts[bin_]))
-    if over.last(fullest, counts[fullest]) <= over.next(emptiest, counts[emptiest]):
+    fullest = max(sorted(counts), key=lambda bin_: over.score_of_last(bin_, counts[bin_]))
+    emptiest = min(sorted(counts), key=lambda bin_: over.score_of_next(bin_, counts[bin_]))
+    if over.score_of_last(fullest, counts[fullest]) <= over.score_of_next(
+        emptiest, counts[emptiest]
+    ):
         return None
     return Unevenness(over.property, fullest, counts[fullest], emptiest, counts[emptiest])
 
 
-def trying(request: Request, tasks: Iterable[int], machines: Iterable[str]) -> Request:
+def trial_request(request: Request, tasks: Iterable[int], machines: Iterable[str]) -> Request:
     """Return a request in which only these tasks look for machines, other than `machines`.
 
     Its plan moves no other task, and shows for each whether there is a better place.
@@ -194,7 +200,9 @@ def targets_of(request: Request, plan: Plan, claims: Iterable[Claim]) -> Targets
     return Targets(found, plan.reasons)
 
 
-def gaining(claims: Iterable[Claim], over: Even, plan: Plan, most: int) -> tuple[Repair, ...]:
+def improving_moves(
+    claims: Iterable[Claim], over: EvenSpread, plan: Plan, most: int
+) -> tuple[Repair, ...]:
     """Return the moves of a plan that make the spread more even by at least a task, in order.
 
     A move is between bins, or within a bin between machines of the pool. For a move within a bin
@@ -209,14 +217,18 @@ def gaining(claims: Iterable[Claim], over: Even, plan: Plan, most: int) -> tuple
     found: list[Repair] = []
     for claim in plan.change.claims:
         before, after = was.get(claim.task), claim.machine
-        if before is None or len(found) == most or _harms(over.before, before, after, machines):
+        if before is None or len(found) == most:
+            continue
+        if _worsens(over.higher_ranked, before, after, machines):
             continue
         from_bin, to_bin = bin_of(over.property, before), bin_of(over.property, after)
         is_taken = after.name in taken
         if from_bin == to_bin:
             gains = not is_taken and machines[before.name] - machines[after.name] >= 2
         else:
-            gains = over.last(from_bin, bins[from_bin]) > over.next(to_bin, bins[to_bin])
+            gains = over.score_of_last(from_bin, bins[from_bin]) > over.score_of_next(
+                to_bin, bins[to_bin]
+            )
         if gains:
             found.append(Repair(claim.task, Target(after.name, is_taken), from_bin, to_bin))
             bins.update({to_bin: 1, from_bin: -1})
@@ -224,7 +236,7 @@ def gaining(claims: Iterable[Claim], over: Even, plan: Plan, most: int) -> tuple
     return tuple(found)
 
 
-def _harms(
+def _worsens(
     preferences: Iterable[Preference], before: Machine, after: Machine, tasks: Counter[str]
 ) -> bool:
     """Return whether a move between machines makes any of these preferences worse."""
@@ -232,6 +244,6 @@ def _harms(
         if preference.strategy is Strategy.EVEN:
             if preference.property == Property.MACHINE and tasks[after.name] >= tasks[before.name]:
                 return True
-        elif liking(preference, after) > liking(preference, before):
+        elif static_score(preference, after) > static_score(preference, before):
             return True
     return False

@@ -41,9 +41,9 @@ class Totals:
         for capacity, number in kinds:
             rru += micro(capacity.rru) * number
             gpus += capacity.gpus * number
-            for at, there in enumerate(_amounts(capacity)):
-                total[at] += there * number
-                rru_with[at] += micro(capacity.rru) * number if there else 0
+            for at, available in enumerate(_amounts(capacity)):
+                total[at] += available * number
+                rru_with[at] += micro(capacity.rru) * number if available else 0
         memory, network, disk = total
         return Totals(rru, memory, gpus, network, disk, (rru_with[0], rru_with[1], rru_with[2]))
 
@@ -65,8 +65,10 @@ def rarities(capacity: Capacity, totals: Totals) -> frozenset[str]:
     """
     rru = micro(capacity.rru)
     found = {"gpus"} if capacity.gpus else set()
-    for name, there, (total, of) in zip(_NAMES, _amounts(capacity), totals.means(), strict=True):
-        if there * of > _RARE * total * rru > 0:
+    for name, available, (total, of) in zip(
+        _NAMES, _amounts(capacity), totals.means(), strict=True
+    ):
+        if available * of > _RARE * total * rru > 0:
             found.add(name)
     return frozenset(found)
 
@@ -95,10 +97,10 @@ def stranded(demand: Demand, capacity: Capacity, totals: Totals) -> float:
         (demand.network_mbps, capacity.network_mbps, totals.network_mbps),
         (demand.disk_bytes, capacity.disk_bytes, totals.disk_bytes),
     )
-    fit = min((there / need for need, there, _ in parts if need > 0), default=float(MICRO))
+    fit = min((available / need for need, available, _ in parts if need > 0), default=float(MICRO))
     if fit <= 0:
         return float("inf")
-    left = sum((there - fit * need) / total for need, there, total in parts if total > 0)
+    left = sum((available - fit * need) / total for need, available, total in parts if total > 0)
     return round(left / fit, 15)
 
 

@@ -18,38 +18,40 @@ _EXACT = 10**12
 
 
 @dataclass(frozen=True, slots=True)
-class Even:
+class EvenSpread:
     """A property over whose bins tasks are spread, and the weight of each bin."""
 
     property: str
     weights: tuple[tuple[str, int], ...] = ()
     """(bin as the user wrote it, weight); other bins have weight 1."""
-    before: tuple[Preference, ...] = ()
+    higher_ranked: tuple[Preference, ...] = ()
     """Preferences of higher rank, which a move for this spread must not harm."""
-    _known: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+    _weights_found: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def of(preference: Preference, before: tuple[Preference, ...] = ()) -> Even:
+    def of(preference: Preference, higher_ranked: tuple[Preference, ...] = ()) -> EvenSpread:
         """Return the spread of an `even` preference."""
-        return Even(preference.property, tuple(sorted(preference.weights.items())), before)
+        return EvenSpread(
+            preference.property, tuple(sorted(preference.weights.items())), higher_ranked
+        )
 
     def weight(self, bin_: str) -> int:
         """Return the weight of a bin."""
         if not self.weights:
             return 1
-        found = self._known.get(bin_)
+        found = self._weights_found.get(bin_)
         if found is None:
             found = next((w for value, w in self.weights if names(bin_, value)), 1)
-            self._known[bin_] = found
+            self._weights_found[bin_] = found
         return found
 
-    def next(self, bin_: str, tasks: int) -> int:
+    def score_of_next(self, bin_: str, tasks: int) -> int:
         """Return the score of a bin with `tasks` tasks for one more task; lower is better."""
         return (2 * tasks + 1) * _EXACT // self.weight(bin_)
 
-    def last(self, bin_: str, tasks: int) -> int:
+    def score_of_last(self, bin_: str, tasks: int) -> int:
         """Return the score that a bin had for its last task; the highest loses a task first."""
         return (2 * tasks - 1) * _EXACT // self.weight(bin_)
 
 
-OVER_MSBS = Even(Property.MSB)
+OVER_MSBS = EvenSpread(Property.MSB)

@@ -1,4 +1,4 @@
-"""The owner of a machine and how it changes: free, held, assigned, lent.
+"""Changes the owner of a machine: free, held, assigned, lent.
 
 A machine is free or in exactly one entitlement (MO9): one field of one record. Only these functions
 change that field; the broker stores what they return.
@@ -16,7 +16,7 @@ FREE = ""
 """The entitlement of a machine in the region's free pool."""
 
 
-def taken(record: MachineRecord) -> str:
+def not_free(record: MachineRecord) -> str:
     """Return why a machine is not free to be taken, as a predicate; empty if it is free."""
     if record.entitlement != FREE:
         return f"is in entitlement {record.entitlement!r}"
@@ -25,9 +25,9 @@ def taken(record: MachineRecord) -> str:
     return ""
 
 
-def unavailable(record: MachineRecord, now: float) -> str:
+def not_holdable(record: MachineRecord, now: float) -> str:
     """Return why a machine cannot be promised to an allocation, as a predicate."""
-    if why := taken(record):
+    if why := not_free(record):
         return why
     if record.state is not MachineState.UP:
         return "is down"
@@ -65,7 +65,7 @@ def released(record: MachineRecord, now: float) -> MachineRecord:
 def not_releasable(record: MachineRecord) -> str:
     """Return why a machine may not go to the free pool, as a predicate."""
     if record.entitlement == FREE:
-        return taken(record) or "is already in the free pool"
+        return not_free(record) or "is already in the free pool"
     if record.loan is not None and record.loan.donor != FREE:
         return f"is on loan from entitlement {record.loan.donor!r}, to which it returns"
     return ""
@@ -81,7 +81,7 @@ def not_lendable(record: MachineRecord, donor: str, borrower: str, now: float) -
     if borrower == donor:
         return f"is already in entitlement {borrower!r}"
     if record.hold is not None:
-        return taken(record)
+        return not_free(record)
     if record.state is not MachineState.UP:
         return "is down"
     return blocking(record, now)

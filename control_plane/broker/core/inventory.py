@@ -23,7 +23,7 @@ from control_plane.api.inventory import InventoryMachine, MachineScope
 from control_plane.api.machines import EventKind, Hardware, MachineRecord, MachineState
 from control_plane.api.requirement_parser import parse
 from control_plane.api.requirements import FOR_LISTS
-from control_plane.broker.core.assignment import taken
+from control_plane.broker.core.assignment import not_free
 from control_plane.broker.core.labels import read_labels
 from control_plane.broker.core.matching import Listed, holds
 from control_plane.broker.core.unavailability import ended, with_event
@@ -61,7 +61,7 @@ def parse_csv(text: str) -> Inventory:
     reader = csv.reader(io.StringIO(text), skipinitialspace=True, strict=True)
     try:
         header = [column.strip().lower() for column in next(reader, [])]
-        if errors := _header(header):
+        if errors := _header_errors(header):
             return Inventory(errors=errors)
         rows = _Rows()
         for cells in reader:
@@ -108,7 +108,7 @@ def size_of(value: str) -> int:
     return int(float(match[1]) * 1024 ** " KMGTP".index(match[2].upper() or " "))
 
 
-def imported(machine: InventoryMachine, now: float, *, simulated: bool) -> MachineRecord:
+def new_record(machine: InventoryMachine, now: float, *, simulated: bool) -> MachineRecord:
     """Return the record of a machine that the list adds: down until its agent answers.
 
     With `simulated` there is no agent, and the machine is up.
@@ -128,25 +128,25 @@ def imported(machine: InventoryMachine, now: float, *, simulated: bool) -> Machi
     return with_event(down, EventKind.FAILURE, NOT_JOINED, now)
 
 
-def against(record: MachineRecord, machine: InventoryMachine) -> str:
+def conflict_with(record: MachineRecord, machine: InventoryMachine) -> str:
     """Return why the list cannot change a known machine, as a predicate.
 
     Placements rely on the location and the type of a machine: both change once it is free.
     """
     same = (record.location, record.machine_type) == (machine.location, machine.machine_type)
-    if same or not (why := taken(record)):
+    if same or not (why := not_free(record)):
         return ""
     return f"{why}: its place and type can change only while it is free"
 
 
-def allowed(record: MachineRecord, machine: InventoryMachine) -> InventoryMachine:
+def permitted_values(record: MachineRecord, machine: InventoryMachine) -> InventoryMachine:
     """Return what a list may change of a known machine: all, or all but place and type."""
-    if not against(record, machine):
+    if not conflict_with(record, machine):
         return machine
     return replace(machine, location=record.location, machine_type=record.machine_type)
 
 
-def updated(record: MachineRecord, machine: InventoryMachine) -> MachineRecord:
+def with_values(record: MachineRecord, machine: InventoryMachine) -> MachineRecord:
     """Return a known machine with the list's values; its agent's facts stay."""
     return replace(
         record,
@@ -159,7 +159,7 @@ def updated(record: MachineRecord, machine: InventoryMachine) -> MachineRecord:
     )
 
 
-def completed(known: MachineRecord | None, request: JoinRequest, now: float) -> MachineRecord:
+def joined_record(known: MachineRecord | None, request: JoinRequest, now: float) -> MachineRecord:
     """Return the record of a machine that joins; its known assignment stays.
 
     If the inventory lists the machine, place and type are taken from the inventory.
@@ -288,7 +288,7 @@ class _Rows:
         )
 
 
-def _header(header: list[str]) -> tuple[FieldError, ...]:
+def _header_errors(header: list[str]) -> tuple[FieldError, ...]:
     errors = []
     for column in header:
         if column not in COLUMNS:
@@ -304,7 +304,7 @@ def _header(header: list[str]) -> tuple[FieldError, ...]:
     return tuple(dict.fromkeys(errors))
 
 
-def _matching(pattern: re.Pattern[str], words: str) -> Callable[[Any], str]:
+def _pattern_check(pattern: re.Pattern[str], words: str) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         if not isinstance(value, str) or not pattern.fullmatch(value):
             raise ValueError(words)
@@ -341,11 +341,11 @@ _SIZES = {"memory": "memory_bytes", "disk": "disk_bytes"}
 _HARDWARE = (*_WORDS, *_COUNTS, "rru", *_SIZES)
 _NAMES: Iterable[str] = ("machine", *_PLACE, "machine_type", "cluster")
 _CHECKS: dict[str, Callable[[Any], Any]] = {
-    **{n: _matching(_NAME, "must be 1 to 63 of a-z, 0-9 and -") for n in _NAMES},
-    **{n: _matching(_WORD, "must be at most 128 printable characters") for n in _WORDS},
+    **{n: _pattern_check(_NAME, "must be 1 to 63 of a-z, 0-9 and -") for n in _NAMES},
+    **{n: _pattern_check(_WORD, "must be at most 128 printable characters") for n in _WORDS},
     **{n: partial(_count, most=_MOST.get(n, COUNT_MAX)) for n in _COUNTS},
     "rru": _rru,
     **dict.fromkeys(_SIZES, _size),
-    "address": _matching(_ADDRESS, "must be HOST:PORT"),
+    "address": _pattern_check(_ADDRESS, "must be HOST:PORT"),
     "labels": read_labels,
 }

@@ -43,7 +43,7 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A machine of a list, where requirements can also test properties that change."""
+    """A machine as lists filter it: requirements can also test properties that change."""
 
     record: MachineRecord
     capacity: Capacity

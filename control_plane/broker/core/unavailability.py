@@ -115,7 +115,7 @@ def overdue(record: MachineRecord, now: float) -> bool:
 def excused(record: MachineRecord, now: float) -> bool:
     """Return whether announced work explains the silence of a machine whose tasks run.
 
-    Such work was announced to keep the tasks, so it must not restart them, however long it takes.
+    The work was announced to keep the tasks, so they are not restarted before its announced end.
     """
     return any(
         event.tasks_survive

@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from control_plane.agents.core.seen import SeenMachine, View
+from control_plane.agents.core.observed import ObservedMachine, View
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.machines import UnavailabilityEvent
 from control_plane.api.operations import DEADLINE, MUST_LEAVE, STOP, Cause, OperationState
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.operations import Ledger, is_offered, machine_of
+from control_plane.scheduler.core.operations import OperationLedger, is_offered, machine_of
 from control_plane.scheduler.core.reconcile import available
 from control_plane.scheduler.core.rollout import is_overdue
 from control_plane.task_control.core.conversation import ControllerAnswer, Question
@@ -42,27 +42,27 @@ def question(record: JobRecord, view: View) -> Question:
         if is_offered(task) and len(offered) < OFFERED_MAX:
             offered.append(_offered(task, view))
     notices = _notices(record, view)
-    tasks, indexes = len(record.tasks), _runs(record)
+    tasks, indexes = len(record.tasks), _index_ranges(record)
     return Question(tuple(offered), notices, tuple(unhealthy), tasks, indexes)
 
 
 def is_down(task: TaskRecord, view: View) -> bool:
     """Return whether a task does not serve, or may stop at any moment by an acknowledgement."""
-    return not available(task, view) or was_let(task)
+    return not available(task, view) or has_acknowledged_operation(task)
 
 
 def with_answer(
-    record: JobRecord, view: View, answer: ControllerAnswer, ledger: Ledger, now: Moment
+    record: JobRecord, view: View, answer: ControllerAnswer, ledger: OperationLedger, now: Moment
 ) -> JobRecord:
     """Return the record with operations acknowledged or lapsed, by the controller's answer."""
     if not is_controlled(record):
         if not record.asked:  # no controller was ever asked
             return record
-        return _changed(record, lambda task: _let_all(task, ledger))
-    holds = _holds(record, view, answer)
+        return _changed(record, lambda task: _acknowledged_without_controller(task, ledger))
+    holds = _is_answer_current(record, view, answer)
     return _changed(
         record,
-        lambda task: _answered(
+        lambda task: _with_answer_of_task(
             task, answer, ledger, now, holds=holds, serves=available(task, view)
         ),
     )
@@ -74,15 +74,15 @@ def is_known(record: JobRecord, view: View) -> bool:
     return all(machine is None or machine.known for machine in machines)
 
 
-def _let_all(task: TaskRecord, ledger: Ledger) -> TaskRecord:
+def _acknowledged_without_controller(task: TaskRecord, ledger: OperationLedger) -> TaskRecord:
     """Acknowledge an offered operation because the job has no controller any more."""
-    return ledger.to(task, OperationState.ACKNOWLEDGED) if is_offered(task) else task
+    return ledger.with_state(task, OperationState.ACKNOWLEDGED) if is_offered(task) else task
 
 
-def _answered(
+def _with_answer_of_task(
     task: TaskRecord,
     answer: ControllerAnswer,
-    ledger: Ledger,
+    ledger: OperationLedger,
     now: Moment,
     *,
     holds: bool,
@@ -96,24 +96,27 @@ def _answered(
         was_down = task.index in answer.broken
         if holds and operation.id in answer.acks and not (was_down and serves):
             changes = {"approved": answer.by, "instead": answer.acks[operation.id]}
-            return ledger.to(task, OperationState.ACKNOWLEDGED, was_down=was_down, **changes)
+            return ledger.with_state(
+                task, OperationState.ACKNOWLEDGED, was_down=was_down, **changes
+            )
         if is_failure and operation.deadline is not None and operation.deadline <= now.wall:
-            return ledger.to(task, OperationState.ACKNOWLEDGED, approved=DEADLINE)
+            return ledger.with_state(task, OperationState.ACKNOWLEDGED, approved=DEADLINE)
         return task
     lapses = not holds or (operation.was_down and serves)
     if operation.state is OperationState.ACKNOWLEDGED and lapses and not is_failure:
-        return ledger.to(task, OperationState.OFFERED, approved="", instead="")
+        return ledger.with_state(task, OperationState.OFFERED, approved="", instead="")
     return task
 
 
-def _holds(record: JobRecord, view: View, answer: ControllerAnswer) -> bool:
+def _is_answer_current(record: JobRecord, view: View, answer: ControllerAnswer) -> bool:
     """Return whether only tasks are down that were reported to the controller or acknowledged."""
     return all(
-        available(task, view) or task.index in answer.down or was_let(task) for task in record.tasks
+        available(task, view) or task.index in answer.down or has_acknowledged_operation(task)
+        for task in record.tasks
     ) and not any(_is_forced(task, view) and task.index not in answer.down for task in record.tasks)
 
 
-def was_let(task: TaskRecord) -> bool:
+def has_acknowledged_operation(task: TaskRecord) -> bool:
     """Return whether an operation that the controller acknowledged has not ended."""
     operation = task.operation
     return (
@@ -125,7 +128,7 @@ def was_let(task: TaskRecord) -> bool:
 
 def _is_forced(task: TaskRecord, view: View) -> bool:
     """Return whether a task has to leave now without an acknowledgement."""
-    return is_overdue(task, view) and not was_let(task)
+    return is_overdue(task, view) and not has_acknowledged_operation(task)
 
 
 def _changed(record: JobRecord, change: Callable[[TaskRecord], TaskRecord]) -> JobRecord:
@@ -143,7 +146,9 @@ def _unhealthy(task: TaskRecord, view: View) -> UnhealthyTask:
         task=task.index,
         reason=_why(task, view),
         machine=machine_of(task),
-        operation=task.operation.id if was_let(task) and task.operation is not None else "",
+        operation=task.operation.id
+        if has_acknowledged_operation(task) and task.operation is not None
+        else "",
     )
 
 
@@ -160,7 +165,7 @@ def _why(task: TaskRecord, view: View) -> str:
 def _offered(task: TaskRecord, view: View) -> TaskOperation:
     operation, machine = task.operation, view.get(machine_of(task))
     assert operation is not None
-    event = _event(machine) if operation.cause in MUST_LEAVE else None
+    event = _departure_plan(machine) if operation.cause in MUST_LEAVE else None
     return TaskOperation(
         id=operation.id,
         task=task.index,
@@ -174,17 +179,17 @@ def _offered(task: TaskRecord, view: View) -> TaskOperation:
     )
 
 
-def _event(machine: SeenMachine | None) -> UnavailabilityEvent | None:
+def _departure_plan(machine: ObservedMachine | None) -> UnavailabilityEvent | None:
     """Return the plan that makes tasks leave a machine: the one with the nearest deadline."""
     plans = machine.plans if machine is not None and machine.leaving else ()
     return min(plans, key=lambda e: (e.deadline is None, e.deadline or 0.0, e.start), default=None)
 
 
 def _notices(record: JobRecord, view: View) -> tuple[AdvanceNotice, ...]:
-    there: dict[str, list[int]] = {}
+    tasks_on: dict[str, list[int]] = {}
     for task in record.tasks:
         if task.placement is not None:
-            there.setdefault(task.placement.machine, []).append(task.index)
+            tasks_on.setdefault(task.placement.machine, []).append(task.index)
     return tuple(
         AdvanceNotice(
             id=event.event_id,
@@ -197,13 +202,13 @@ def _notices(record: JobRecord, view: View) -> tuple[AdvanceNotice, ...]:
             tasks_survive=event.tasks_survive,
             reason=event.reason,
         )
-        for name, tasks in sorted(there.items())
+        for name, tasks in sorted(tasks_on.items())
         if (machine := view.get(name)) is not None
         for event in machine.plans
     )
 
 
-def _runs(record: JobRecord) -> tuple[tuple[int, int], ...]:
+def _index_ranges(record: JobRecord) -> tuple[tuple[int, int], ...]:
     """Return the first and the last of each run of the job's indexes."""
     runs = list[tuple[int, int]]()
     for index in sorted(task.index for task in record.tasks):

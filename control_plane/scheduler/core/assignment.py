@@ -1,4 +1,4 @@
-"""Applies the composed intents to tasks: the version of each, and which are added or removed."""
+"""Applies the composed intents to tasks: the version of each, and which tasks come or go."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from control_plane.agents.core.seen import View
+from control_plane.agents.core.observed import View
 from control_plane.allocator.core.spread import fullest_first
 from control_plane.api.intents import Dimension
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
@@ -31,34 +31,34 @@ from control_plane.job_control.core.intents import (
     wanted_of,
     writes_of,
 )
-from control_plane.scheduler.core.decision import Seen
-from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.decision import DecisionInput
+from control_plane.scheduler.core.operations import is_being_removed
 from control_plane.scheduler.core.reconcile import available
 from control_plane.scheduler.core.rollout import UNPLACED, must_move
 from control_plane.scheduler.core.task_versions import is_held_back
 
 
-def unified(record: JobRecord, seen: Seen) -> UnifiedSpec:
+def unified(record: JobRecord, inputs: DecisionInput) -> UnifiedSpec:
     """Return a job's intents composed for its tasks as they are observed now."""
-    staying = [task for task in record.tasks if not (is_going(task) or task.extra)]
+    staying = [task for task in record.tasks if not (is_being_removed(task) or task.extra)]
     wanted = wanted_of(record)
-    missed = [_missed(task, seen.view) for task in staying]
-    ranks = _ranks(record, staying, missed, seen)
+    costs = [_removal_cost(task, inputs.view) for task in staying]
+    ranks = _ranks(record, staying, costs, inputs)
     last = len(staying)
     tasks = [
-        TaskSeen(task.index, on_its_way_to(record, task), much, ranks.get(task.index, last))
-        for task, much in zip(staying, missed, strict=True)
+        TaskSeen(task.index, on_its_way_to(record, task), cost, ranks.get(task.index, last))
+        for task, cost in zip(staying, costs, strict=True)
     ]
-    return compose(wanted, tasks, _infrastructure(record, wanted, seen), seen.now.wall)
+    return compose(wanted, tasks, _infrastructure(record, wanted, inputs), inputs.now.wall)
 
 
-def shown(record: JobRecord, seen: Seen) -> UnifiedSpec:
-    """Return what `unified` returns, except the removed tasks and the indexes of new ones.
+def unified_summary(record: JobRecord, inputs: DecisionInput) -> UnifiedSpec:
+    """Return what `unified` returns, without the removed tasks and the indexes of new ones.
 
     All tasks of a plain job run the same version, so nothing has to be composed.
     """
     if not is_plain(record):
-        return unified(record, seen)
+        return unified(record, inputs)
     size, runtime, waits = record.spec.tasks, record.spec.runtime, dict[Dimension, str]()
     if runtime_of(record) not in ("", runtime):
         waits[Dimension.INFRASTRUCTURE] = NEXT_PUSH
@@ -66,21 +66,21 @@ def shown(record: JobRecord, seen: Seen) -> UnifiedSpec:
     return UnifiedSpec(size, alike, runtime=runtime, waits=waits)
 
 
-def assigned(record: JobRecord, spec: UnifiedSpec) -> JobRecord:
+def with_wanted_versions(record: JobRecord, spec: UnifiedSpec) -> JobRecord:
     """Return the record with the wanted version of each task (`wants`)."""
     plain = is_plain(record)
     if plain and not record.composed:
         return record
     tasks = [
         task
-        if (wants := 0 if plain else _wants(record, task, spec)) == task.wants
+        if (wants := 0 if plain else _wanted_version(record, task, spec)) == task.wants
         else replace(task, wants=wants)
         for task in record.tasks
     ]
     return replace(record, tasks=tasks, composed=0 if plain else writes_of(record))
 
 
-def _wants(record: JobRecord, task: TaskRecord, spec: UnifiedSpec) -> int:
+def _wanted_version(record: JobRecord, task: TaskRecord, spec: UnifiedSpec) -> int:
     """Return the wanted version of one task.
 
     A task of an ended trial goes back to the base version while canaries of a push are tested.
@@ -94,16 +94,16 @@ def _wants(record: JobRecord, task: TaskRecord, spec: UnifiedSpec) -> int:
     return found.version
 
 
-def _infrastructure(record: JobRecord, wanted: JobWants, seen: Seen) -> Infrastructure:
-    taken = frozenset(task.index for task in record.tasks if is_going(task) or task.extra)
+def _infrastructure(record: JobRecord, wanted: JobWants, inputs: DecisionInput) -> Infrastructure:
+    taken = frozenset(task.index for task in record.tasks if is_being_removed(task) or task.extra)
     if wanted.canary is None:
         return Infrastructure(taken=taken)
-    types = {claim.task: claim.machine.capacity.machine_type for claim in seen.claims}
-    leaving = frozenset(task.index for task in record.tasks if must_move(task, seen.view))
+    types = {claim.task: claim.machine.capacity.machine_type for claim in inputs.claims}
+    leaving = frozenset(task.index for task in record.tasks if must_move(task, inputs.view))
     return Infrastructure(types, leaving, taken)
 
 
-def _missed(task: TaskRecord, view: View) -> int:
+def _removal_cost(task: TaskRecord, view: View) -> int:
     """Return how much removing a task would cost: one of the constants of `compose`."""
     if task.phase in UNPLACED:
         return NOWHERE
@@ -113,22 +113,22 @@ def _missed(task: TaskRecord, view: View) -> int:
 
 
 def _ranks(
-    record: JobRecord, staying: Sequence[TaskRecord], missed: Sequence[int], seen: Seen
+    record: JobRecord, staying: Sequence[TaskRecord], costs: Sequence[int], inputs: DecisionInput
 ) -> dict[int, int]:
-    """Return the order of removal among equally missed tasks: from the fullest bins first."""
-    left = len(staying) - record.spec.tasks
-    if left <= 0 or seen.evened is None:
+    """Return the order of removal among tasks of equal cost: from the fullest bins first."""
+    surplus = len(staying) - record.spec.tasks
+    if surplus <= 0 or inputs.even_spread is None:
         return {}
-    for much in (NOWHERE, ILL, SILENT, SERVES):
-        alike = [task for task, its in zip(staying, missed, strict=True) if its == much]
-        if len(alike) >= left:
+    for cost in (NOWHERE, ILL, SILENT, SERVES):
+        alike = [task for task, value in zip(staying, costs, strict=True) if value == cost]
+        if len(alike) >= surplus:
             break
-        left -= len(alike)
+        surplus -= len(alike)
     ranks: dict[int, int] = {}
     versions = {task.index: on_its_way_to(record, task) for task in alike}
     for version in set(versions.values()):
-        among = {index for index, its in versions.items() if its == version}
-        claims = [claim for claim in seen.claims if claim.task in among]
-        fullest = fullest_first(claims, seen.evened, left, for_good=True)
+        indexes = {index for index, value in versions.items() if value == version}
+        claims = [claim for claim in inputs.claims if claim.task in indexes]
+        fullest = fullest_first(claims, inputs.even_spread, surplus, for_good=True)
         ranks |= {index: rank for rank, index in enumerate(fullest)}
     return ranks

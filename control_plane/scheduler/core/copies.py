@@ -1,9 +1,9 @@
-"""When a task that was left behind has certainly ended, so that there is no second copy.
+"""Decides when a task on a lost machine has certainly ended, so that there is no second copy.
 
 Only jobs with `disconnect` `stop` wait for that while a machine is down: its host ends such tasks
-when it loses contact (docs/adr/0024). Other tasks are placed elsewhere at once, and may
-run twice meanwhile. In any case, once the old machine is up again, a start that was not sent yet
-waits until the old copy has ended.
+when it loses contact (docs/adr/0024). Other tasks are placed elsewhere at once, and may run twice
+meanwhile. Once the old machine is up again, a start that was not sent yet waits until the old copy
+has ended, for all jobs.
 
 The specification that a copy was started with decides until it is certainly gone (docs/adr/0130).
 A version with `stop` starts only where no copy of a version with `keep` may still run.
@@ -17,13 +17,13 @@ from math import inf
 from msgspec.structs import replace
 
 from agent.api import TaskState, certainly_ended_s
-from control_plane.agents.core.seen import SeenMachine, View
+from control_plane.agents.core.observed import ObservedMachine, View
 from control_plane.api.jobs import JobRecord, JobSpec, TaskPhase, TaskRecord, spec_of, task_id
 
 ENDED = (TaskState.STOPPED, TaskState.FAILED)
 
 
-def ended_in_s(spec: JobSpec, task: str, machine: SeenMachine | None) -> float:
+def ended_in_s(spec: JobSpec, task: str, machine: ObservedMachine | None) -> float:
     """Return in how many seconds a task has certainly ended on its machine.
 
     0: it has ended, or a second copy is allowed; infinite while its agent reports it running. An
@@ -39,9 +39,9 @@ def ended_in_s(spec: JobSpec, task: str, machine: SeenMachine | None) -> float:
 
 
 def staying(leaving: Mapping[str, Sequence[str]], view: View) -> dict[str, str]:
-    """Return the tasks that moved away but are still on a machine that is up: task → machine.
+    """Return task → machine for tasks that moved away but are still on a machine that is up.
 
-    Includes a machine that does not answer for a moment, until it is down or has reported.
+    Includes the tasks of a machine that does not answer for a moment, until it is down or reports.
     """
     return {
         task: name
@@ -65,13 +65,13 @@ def second_copies(record: JobRecord, view: View) -> list[str]:
     ]
 
 
-def waits_for(record: JobRecord, task: TaskRecord, spec: JobSpec) -> str:
+def reason_to_wait(record: JobRecord, task: TaskRecord, spec: JobSpec) -> str:
     """Return why a task must not start with a specification yet; empty: it may.
 
     The specification allows no second copy, and an earlier copy may run while its machine does
     not answer.
     """
-    if _lasts(spec):
+    if _keeps_running(spec):
         return ""
     name = task_id(record.name, task.index)
     for machine, names in record.lasting.items():
@@ -80,7 +80,7 @@ def waits_for(record: JobRecord, task: TaskRecord, spec: JobSpec) -> str:
     if (
         task.phase is TaskPhase.LOST
         and task.placement is not None
-        and _lasts(spec_of(record, task))
+        and _keeps_running(spec_of(record, task))
     ):
         return _may_run(name, task.placement.machine)
     return ""
@@ -101,7 +101,7 @@ class LeftBehind:
             return
         name = task_id(self._record.name, task.index)
         self._leaving.setdefault(task.placement.machine, set()).add(name)
-        if _lasts(spec_of(self._record, task)):
+        if _keeps_running(spec_of(self._record, task)):
             self._lasting.setdefault(task.placement.machine, set()).add(name)
 
     def drop_gone(self, view: View) -> None:
@@ -126,7 +126,7 @@ class LeftBehind:
         return replace(record, leaving=leaving, lasting=lasting)
 
 
-def _lasts(spec: JobSpec) -> bool:
+def _keeps_running(spec: JobSpec) -> bool:
     return certainly_ended_s(spec.disconnect, spec.stop_timeout_s) is None
 
 

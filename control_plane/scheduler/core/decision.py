@@ -1,30 +1,30 @@
-"""The values of a decision about a job: the observed state, the found places, the result."""
+"""The values of a decision about a job: its input, the machines that are ready, and its result."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from control_plane.agents.core.seen import View
+from control_plane.agents.core.observed import View
 from control_plane.allocator.core.claims import Claim
-from control_plane.allocator.core.weighted_spread import OVER_MSBS, Even
+from control_plane.allocator.core.weighted_spread import OVER_MSBS, EvenSpread
 from control_plane.api.jobs import JobRecord, JobSpec
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.operations import Ledger
+from control_plane.scheduler.core.operations import OperationLedger
 from control_plane.scheduler.core.rebalance_moves import rebalanced
-from control_plane.scheduler.core.task_versions import runs_next
+from control_plane.scheduler.core.task_versions import version_after_stop
 from control_plane.task_control.core.conversation import ControllerAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The input of a decision, besides the record."""
+class DecisionInput:
+    """The input of a decision, in addition to the record."""
 
     view: View
     now: Moment
     claims: Iterable[Claim] = ()
     """The job's claims, with the machines of its tasks."""
-    evened: Even | None = OVER_MSBS
+    even_spread: EvenSpread | None = OVER_MSBS
     """The bins over which the job is spread; None: none."""
     repairs: tuple[int, ...] = ()
     """Tasks whose move makes the spread more even."""
@@ -37,15 +37,16 @@ class Seen:
     capped_moves: int | None = None
     """Tasks that may begin to leave power-capped machines now; None: any number."""
     without_room: frozenset[int] = frozenset()
-    """Tasks that found no other place when they were chosen last: others go first (BUG-CP63)."""
+    """Tasks for which no machine had room when they were last chosen: others come first
+    (BUG-CP63)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The places of tasks that are to be updated or moved."""
+class FoundPlaces:
+    """Which of the chosen tasks can start on a machine now."""
 
     ready: frozenset[int] = frozenset()
-    """Tasks that have a place with their image on it."""
+    """Tasks that have a machine with their image."""
     without_room: frozenset[int] = frozenset()
     """Tasks for which no machine has room."""
     detail: str = ""
@@ -53,20 +54,20 @@ class Found:
 
 
 @dataclass(slots=True)
-class Room:
-    """How many tasks may still be taken down."""
+class DisruptionBudget:
+    """How many tasks may still be taken down within the availability budget."""
 
     serving: int = 0
     """Tasks that serve."""
     broken: int = 0
     """Tasks that do not serve."""
     updates: int | None = None
-    """Tasks of both kinds for an update to the newest version; None: no further limit."""
+    """Tasks, serving or not, for an update to the newest version; None: no further limit."""
     paced: int | None = None
     """Serving tasks for an update to the newest version; None: no further limit."""
 
     def take(self, *, serves: bool, updates: bool) -> bool:
-        """Take one task and return True, if there is room for it."""
+        """Count one task as taken down and return True, if the budget allows it."""
         if updates and (
             self.updates == 0 or (serves and self.paced is not None and self.paced < 1)
         ):
@@ -89,18 +90,18 @@ class Decision:
     """A job's next record, and the operations that follow from it."""
 
     record: JobRecord
-    ledger: Ledger
+    ledger: OperationLedger
     chosen: tuple[int, ...] = ()
-    """Tasks whose operations may begin now within the budget, once they have a place."""
+    """Tasks whose operations may begin now within the budget, once a machine is ready."""
     overdue: tuple[int, ...] = ()
     """Tasks that must leave now, regardless of budget and approval."""
     detail: str = ""
     """Why the job waits, if it does."""
     moving: frozenset[int] = field(default=frozenset())
-    """Those of `chosen` that need another machine."""
+    """Which of `chosen` need another machine."""
     serving: frozenset[int] = field(default=frozenset())
     """Tasks that serve: those of `chosen` are taken down only within the budget."""
-    room: Room = field(default_factory=lambda: Room())
+    budget: DisruptionBudget = field(default_factory=lambda: DisruptionBudget())
     held: list[int] = field(default_factory=list)
     """Serving tasks whose operations wait because too much capacity near them is lost."""
     waits_for_surge: bool = False
@@ -115,14 +116,16 @@ class Decision:
         """
         return index not in repairs and index not in rebalanced(self.record)
 
-    def runs_next(self) -> dict[int, JobSpec]:
-        """Return the specification that each of `chosen` runs after it was taken down."""
+    def specs_after_stop(self) -> dict[int, JobSpec]:
+        """Return the specification that each of `chosen` runs after its stop."""
         known = {task.index: task for task in self.record.tasks}
         return {
-            index: self.record.specs.get(runs_next(self.record, known[index]), self.record.spec)
+            index: self.record.specs.get(
+                version_after_stop(self.record, known[index]), self.record.spec
+            )
             for index in self.chosen
         }
 
-    def took(self, record: JobRecord) -> None:
-        """Replace the record by one with changed tasks, and follow their operations."""
+    def replace_record(self, record: JobRecord) -> None:
+        """Replace the record by one with changed tasks, and update their operations."""
         self.record = self.ledger.follow(self.record, record)

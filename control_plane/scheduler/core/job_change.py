@@ -36,7 +36,13 @@ from control_plane.scheduler.core.job_size import (
     owns_size,
     size_of_file,
 )
-from control_plane.scheduler.core.release import back_to, begun, resumed, returned, with_version
+from control_plane.scheduler.core.release import (
+    restored_spec,
+    resumed,
+    with_restored_version,
+    with_rollout,
+    with_version,
+)
 from wire.errors import Conflict, InvalidInput, NotFound
 
 
@@ -63,7 +69,7 @@ class JobChange:
         return replace(spec, tasks=min(spec.tasks, most))
 
 
-def applied(spec: JobSpec, writer: str, now: float, *, is_new: bool = False) -> JobChange:
+def apply_change(spec: JobSpec, writer: str, now: float, *, is_new: bool = False) -> JobChange:
     """Return the write of a job file: a push to all tasks, and a size.
 
     A size that another writer owns stays; a push that another writer owns is refused. With
@@ -79,7 +85,7 @@ def applied(spec: JobSpec, writer: str, now: float, *, is_new: bool = False) -> 
         return replace(spec, tasks=size_of_file(spec, known, writer))
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
-        after, is_new = _changed(known, replace(spec, tasks=known.spec.tasks)), not known.intents
+        after, is_new = _with_spec(known, replace(spec, tasks=known.spec.tasks)), not known.intents
         if after != known:
             check_writer(known, Dimension.PUSH, writer)
         if after.version != known.version or (is_new and not known.tasks):
@@ -94,7 +100,7 @@ def applied(spec: JobSpec, writer: str, now: float, *, is_new: bool = False) -> 
     return JobChange(spec.name, checked, record, must_fit=spec.tasks)
 
 
-def returning(
+def rollback_change(
     name: str, version: int, writer: str, now: float, expect: int | None = None
 ) -> JobChange:
     """Return the write that applies an earlier version's specification again.
@@ -103,33 +109,35 @@ def returning(
     """
 
     def checked(known: JobRecord | None) -> JobSpec:
-        record = _expected(not_stopping(_existing(known, name)), expect, "roll back")
+        record = _require_version(
+            require_not_stopping(_require_job(known, name)), expect, "roll back"
+        )
         if version not in record.specs:  # another write has made it superfluous
             raise Conflict(f"job {name!r} was changed by another request", hint="roll back again")
-        return back_to(record.spec, record.specs[version])
+        return restored_spec(record.spec, record.specs[version])
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
         reason = f"its owner restored version {version} instead of {known.version}"
-        return pushed(returned(known, spec, reason), writer, now, reason=reason)
+        return pushed(with_restored_version(known, spec, reason), writer, now, reason=reason)
 
     return JobChange(name, checked, record, moves=True)
 
 
-def moving(name: str, entitlement: str, writer: str, now: float) -> JobChange:
+def move_change(name: str, entitlement: str, writer: str, now: float) -> JobChange:
     """Return the write that moves a job to another entitlement, as a push to all tasks."""
 
     def checked(known: JobRecord | None) -> JobSpec:
-        record = not_stopping(_existing(known, name))
-        check_whole(record, "moved")
+        record = require_not_stopping(_require_job(known, name))
+        require_one_version(record, "moved")
         return replace(record.spec, entitlement=entitlement)
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
-        return pushed(_changed(known, spec), writer, now, reason=f"moved to {entitlement}")
+        return pushed(_with_spec(known, spec), writer, now, reason=f"moved to {entitlement}")
 
     return JobChange(name, checked, record, moves=True)
 
 
-def pushing(name: str, change: PushChange, writer: str, now: float) -> JobChange:
+def push_change(name: str, change: PushChange, writer: str, now: float) -> JobChange:
     """Return the write of the push intent.
 
     A push of an earlier image with everything else unchanged goes back to that version: tasks that
@@ -137,10 +145,10 @@ def pushing(name: str, change: PushChange, writer: str, now: float) -> JobChange
     """
 
     def checked(known: JobRecord | None) -> JobSpec:
-        record = not_stopping(_existing(known, name))
+        record = require_not_stopping(_require_job(known, name))
         check_writer(record, Dimension.PUSH, writer, change)
         if (version := _goes_back_to(record, change)) is not None:
-            return back_to(record.spec, record.specs[version])
+            return restored_spec(record.spec, record.specs[version])
         spec, configuration = change.spec or record.spec, change.configuration
         if configuration is None:
             configuration = spec.configuration
@@ -149,12 +157,12 @@ def pushing(name: str, change: PushChange, writer: str, now: float) -> JobChange
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
         if _goes_back_to(known, change) is None:
-            after = _changed(known, spec)
+            after = _with_spec(known, spec)
         else:
             reason = change.reason or f"{writer} pushed the earlier image again"
-            after = returned(known, spec, reason)
+            after = with_restored_version(known, spec, reason)
         is_part = change.share < 1.0 or change.tasks is not None
-        if is_part and not stable_of(begun(after)):
+        if is_part and not stable_of(with_rollout(after)):
             raise Conflict(
                 f"cannot push to a part of job {name!r}: no earlier version of it is known that "
                 "the other tasks could run in its entitlement",
@@ -192,7 +200,7 @@ def _goes_back_to(record: JobRecord, change: PushChange) -> int | None:
     )
 
 
-def sizing(name: str, change: SizeChange, writer: str, now: float) -> JobChange:
+def size_change(name: str, change: SizeChange, writer: str, now: float) -> JobChange:
     """Return the write of the size intent."""
 
     def size(record: JobRecord) -> SizeIntent:
@@ -202,7 +210,7 @@ def sizing(name: str, change: SizeChange, writer: str, now: float) -> JobChange:
         return SizeIntent(tasks=change.tasks, minimum=least, maximum=most)
 
     def checked(known: JobRecord | None) -> JobSpec:
-        record = not_stopping(_existing(known, name))
+        record = require_not_stopping(_require_job(known, name))
         check_writer(record, Dimension.SIZE, writer, change)
         check_order(record, change, size(record))
         tasks = size(record).wanted
@@ -218,18 +226,18 @@ def sizing(name: str, change: SizeChange, writer: str, now: float) -> JobChange:
     return JobChange(name, checked, record, is_resize=True)
 
 
-def trying(name: str, change: CanaryChange, writer: str, now: float) -> JobChange:
+def canary_change(name: str, change: CanaryChange, writer: str, now: float) -> JobChange:
     """Return the write of the canary intent: its variant is a version of its own."""
 
     def checked(known: JobRecord | None) -> JobSpec:
-        record = not_stopping(_existing(known, name))
+        record = require_not_stopping(_require_job(known, name))
         check_writer(record, Dimension.CANARY, writer, change)
         return _variant(record, change)
 
     def record(known: JobRecord, spec: JobSpec) -> JobRecord:
-        there, version = canary_of(known), next_version(known)
-        if there is not None and same_tasks(known.specs[there.version], spec):
-            version = there.version  # the same canary, for longer or on more tasks
+        canary, version = canary_of(known), next_version(known)
+        if canary is not None and same_tasks(known.specs[canary.version], spec):
+            version = canary.version  # the same canary, for longer or on more tasks
         intent = CanaryIntent(
             version=version,
             tasks=change.tasks,
@@ -259,7 +267,7 @@ def trying(name: str, change: CanaryChange, writer: str, now: float) -> JobChang
 
 def _variant(record: JobRecord, change: CanaryChange) -> JobSpec:
     """Return what a canary runs: the version of the other tasks, with its changes."""
-    base = record.specs.get(stable_of(begun(record)), record.spec)
+    base = record.specs.get(stable_of(with_rollout(record)), record.spec)
     if change.traffic is not None and not base.ports:
         raise InvalidInput(
             f"cannot give a canary of job {record.name!r} {change.traffic:.2%} of the requests: "
@@ -267,7 +275,7 @@ def _variant(record: JobRecord, change: CanaryChange) -> JobSpec:
             hint="leave traffic out, or add `ports` to the job file",
         )
     return replace(
-        back_to(record.spec, base),
+        restored_spec(record.spec, base),
         image=change.image or base.image,
         command=base.command if change.command is None else change.command,
         environment=base.environment | change.environment,
@@ -278,7 +286,7 @@ def _variant(record: JobRecord, change: CanaryChange) -> JobSpec:
 # -- records
 
 
-def noted(
+def with_intent(
     record: JobRecord,
     dimension: Dimension,
     value: Struct | None,
@@ -288,7 +296,7 @@ def noted(
     lasts_s: float | None = None,
 ) -> JobRecord:
     """Return the record with an intent that changes no specification, or without it (`None`)."""
-    record = not_stopping(record)
+    record = require_not_stopping(record)
     check_writer(record, dimension, writer, change)
     known = record.intents.get(dimension)
     if value is None and (known is None or known.value is None):
@@ -306,7 +314,7 @@ def noted(
     return sized(after)
 
 
-def not_stopping(record: JobRecord) -> JobRecord:
+def require_not_stopping(record: JobRecord) -> JobRecord:
     """Return the record; `Conflict` for a job that is being stopped."""
     if record.stopping:
         raise Conflict(
@@ -316,7 +324,7 @@ def not_stopping(record: JobRecord) -> JobRecord:
     return record
 
 
-def check_whole(record: JobRecord, verb: str) -> None:
+def require_one_version(record: JobRecord, verb: str) -> None:
     """Raise `Conflict` unless all tasks are to run one version."""
     if not is_plain(record):
         why = "it is held" if is_held(record) else "its tasks are not all meant to run one version"
@@ -326,12 +334,14 @@ def check_whole(record: JobRecord, verb: str) -> None:
         )
 
 
-def again(record: JobRecord, writer: str, now: float, expect: int | None = None) -> JobRecord:
+def restarted(record: JobRecord, writer: str, now: float, expect: int | None = None) -> JobRecord:
     """Return the record in which every task is to be restarted.
 
     Raises `Conflict` if the job is not at version `expect`; None: at any version.
     """
-    check_whole(_expected(not_stopping(record), expect, "restart"), "restarted")
+    require_one_version(
+        _require_version(require_not_stopping(record), expect, "restart"), "restarted"
+    )
     after = with_version(record, _with_runtime(record, record.spec))
     return pushed(after, writer, now, reason="restart")
 
@@ -341,11 +351,13 @@ def paused(record: JobRecord, *, held_back: bool, expect: int | None = None) -> 
 
     Raises `Conflict` if the job is not at version `expect`; None: at any version.
     """
-    record = _expected(not_stopping(record), expect, "pause" if held_back else "resume")
+    record = _require_version(
+        require_not_stopping(record), expect, "pause" if held_back else "resume"
+    )
     return replace(record if held_back else resumed(record), paused=held_back)
 
 
-def _expected(record: JobRecord, expect: int | None, verb: str) -> JobRecord:
+def _require_version(record: JobRecord, expect: int | None, verb: str) -> JobRecord:
     """Return the record; `Conflict` if it is not at the version that a request is for."""
     if expect not in (None, record.version):
         raise Conflict(
@@ -356,9 +368,9 @@ def _expected(record: JobRecord, expect: int | None, verb: str) -> JobRecord:
     return record
 
 
-def _changed(record: JobRecord, spec: JobSpec) -> JobRecord:
+def _with_spec(record: JobRecord, spec: JobSpec) -> JobRecord:
     """Return the record with a specification; only a change of what tasks run is a new version."""
-    record, spec = not_stopping(record), replace(spec, runtime=record.spec.runtime)
+    record, spec = require_not_stopping(record), replace(spec, runtime=record.spec.runtime)
     if same_tasks(record.spec, spec):
         specs = record.specs | {record.version: spec}
         return replace(record, spec=spec, specs=specs)
@@ -370,7 +382,7 @@ def _with_runtime(record: JobRecord, spec: JobSpec) -> JobSpec:
     return replace(spec, runtime=runtime_of(record) or record.spec.runtime)
 
 
-def _existing(known: JobRecord | None, name: str) -> JobRecord:
+def _require_job(known: JobRecord | None, name: str) -> JobRecord:
     if known is None:
         raise NotFound(f"there is no job {name!r}", hint="twinectl job list")
     return known

@@ -12,7 +12,7 @@ from agent.api.credentials import contradictions as odd_configuration
 from agent.api.relaxations import TO_BE_ALLOWED
 from agent.api.signing import SIGN_HINT, distrust
 from control_plane.allocator.core.demand import Demand, claiming_cpu, demand_for
-from control_plane.allocator.core.feasibility import Tally, judge, of_kind
+from control_plane.allocator.core.feasibility import Tally, judge, kind_demand
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planned_room import PlannedRoom
 from control_plane.api.capacity import EntitlementSpec
@@ -224,8 +224,8 @@ def _check_capacity(
             )
         )
     errors += _check_overcommit(spec, entitlement)
-    tally = Tally(of_kind(demand_for(spec, entitlement)))
-    held = _held(entitlement, machines)
+    tally = Tally(kind_demand(demand_for(spec, entitlement)))
+    held = _possible_machines(entitlement, machines)
     for machine in held:
         tally.add(machine, PlannedRoom.whole(machine.capacity))
     if held and not tally.fitting:
@@ -233,7 +233,7 @@ def _check_capacity(
     return errors
 
 
-def _held(entitlement: EntitlementSpec, machines: Sequence[Machine]) -> list[Machine]:
+def _possible_machines(entitlement: EntitlementSpec, machines: Sequence[Machine]) -> list[Machine]:
     """Return the kinds of machines that the entitlement may hold."""
     types = set(entitlement.machine_types or entitlement.per_type)
     return [m for m in machines if not types or m.capacity.machine_type in types]
@@ -249,8 +249,11 @@ def check_quota(
     if entitlement is None or entitlement.machines is None:
         return []
     quota = entitlement.machines + entitlement.borrows
-    demand = of_kind(demand_for(spec, entitlement))
-    most = max((room(demand, m, spec.tasks) for m in _held(entitlement, machines)), default=0)
+    demand = kind_demand(demand_for(spec, entitlement))
+    most = max(
+        (count_fitting(demand, m, spec.tasks) for m in _possible_machines(entitlement, machines)),
+        default=0,
+    )
     if not most or spec.tasks <= most * quota:
         return []
     why = (
@@ -260,7 +263,7 @@ def check_quota(
     return [_error("tasks", why)]
 
 
-def room(demand: Demand, machine: Machine, most: int) -> int:
+def count_fitting(demand: Demand, machine: Machine, most: int) -> int:
     """Return how many such tasks fit on an empty machine, at most `most`."""
     space = PlannedRoom.whole(machine.capacity)
     count = 0

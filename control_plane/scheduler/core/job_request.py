@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from control_plane.agents.core.seen import View
+from control_plane.agents.core.observed import View
 from control_plane.allocator.core.claims import Claims
 from control_plane.allocator.core.demand import Demand, demand_for
 from control_plane.allocator.core.preferences import preferences_of
@@ -16,20 +16,20 @@ from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord
 from control_plane.api.policy import Admission
 from control_plane.api.requirements import In
 from control_plane.scheduler.core.operations import machine_of
-from control_plane.scheduler.core.owner_moves import goes_to
-from control_plane.scheduler.core.rollout import Placed, to_place
-from control_plane.scheduler.core.task_versions import placed_as
+from control_plane.scheduler.core.owner_moves import wanted_machine
+from control_plane.scheduler.core.rollout import PlacementResult, tasks_to_place
+from control_plane.scheduler.core.task_versions import placement_version
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class VersionPool:
     """Where tasks of a version run."""
 
     pool: str
     entitlement: EntitlementSpec | None
 
 
-_NOWHERE: Mapping[int, Home] = {}
+_NOWHERE: Mapping[int, VersionPool] = {}
 
 
 def request_of(
@@ -38,7 +38,7 @@ def request_of(
     pool: str,
     entitlement: EntitlementSpec | None,
     claims: Claims | None = None,
-    homes: Mapping[int, Home] = _NOWHERE,
+    version_pools: Mapping[int, VersionPool] = _NOWHERE,
 ) -> Request:
     """Return a job's request to the allocator: for every task that has, or needs, a machine.
 
@@ -49,17 +49,17 @@ def request_of(
     `homes` has the versions in another entitlement. New placements are made in `pool`, as the
     newest version; tasks that run in the other entitlement stay until they are taken down.
     """
-    waiting = {task.index: task for task in to_place(record, view)}
+    waiting = {task.index: task for task in tasks_to_place(record, view)}
     versions = {
-        task.index: placed_as(record, task) if task.index in waiting else task.version
+        task.index: placement_version(record, task) if task.index in waiting else task.version
         for task in record.tasks
     }
-    same, demands = _claims_of(record, dict.fromkeys(versions.values()), entitlement, homes)
+    same, demands = _claims_of(record, dict.fromkeys(versions.values()), entitlement, version_pools)
     alike: dict[tuple[tuple[int, bool, str, bool], str], list[int]] = defaultdict(list)
     left = frozenset(machine_of(task) for task in waiting.values()) - {""}
     for task in record.tasks:
         version = same[versions[task.index]]
-        to = goes_to(task) if task.phase is TaskPhase.PENDING else ""
+        to = wanted_machine(task) if task.phase is TaskPhase.PENDING else ""
         alike[_kind(task, version, demands[version], waiting, claims), to].append(task.index)
     groups = tuple(
         Group(
@@ -69,7 +69,7 @@ def request_of(
             avoid=avoid,
             running=running,
             among=only_on(to),
-            elsewhere=homes[version].pool if version in homes else "",
+            elsewhere=version_pools[version].pool if version in version_pools else "",
         )
         for ((version, leaves, avoid, running), to), tasks in alike.items()
     )
@@ -87,15 +87,17 @@ def _claims_of(
     record: JobRecord,
     versions: Iterable[int],
     entitlement: EntitlementSpec | None,
-    homes: Mapping[int, Home],
+    version_pools: Mapping[int, VersionPool],
 ) -> tuple[dict[int, int], dict[int, Demand]]:
     """Return for each version the first one with the same claim, and the claims of the latter."""
     same, demands = dict[int, int](), dict[int, Demand]()
     for version in versions:
-        home = homes.get(version)
+        version_pool = version_pools.get(version)
         spec = record.specs.get(version, record.spec)
-        demand = demand_for(spec, home.entitlement if home else entitlement)
-        alike = (v for v, d in demands.items() if d == demand and homes.get(v) == home)
+        demand = demand_for(spec, version_pool.entitlement if version_pool else entitlement)
+        alike = (
+            v for v, d in demands.items() if d == demand and version_pools.get(v) == version_pool
+        )
         same[version] = next(alike, version)
         demands.setdefault(same[version], demand)
     return same, demands
@@ -134,15 +136,15 @@ def _may_stay(task: TaskRecord, demand: Demand, claims: Claims) -> bool:
     )
 
 
-def placed(record: JobRecord, view: View, answer: Allocation) -> Placed:
+def placed(record: JobRecord, view: View, answer: Allocation) -> PlacementResult:
     """Return the machines of the tasks that waited for one, by the allocator's answer."""
     placements = {}
     missing = set(answer.unplaced)
-    for task in to_place(record, view):
+    for task in tasks_to_place(record, view):
         claim = answer.claims.get(task.index) if answer.claims is not None else None
         if claim is None or task.index in missing:
             continue
         if task.placement is not None and task.placement.machine == claim.machine.name:
             continue
         placements[task.index] = Placement(machine=claim.machine.name, ports=claim.ports or {})
-    return Placed(placements, answer.unplaced, answer.reasons)
+    return PlacementResult(placements, answer.unplaced, answer.reasons)

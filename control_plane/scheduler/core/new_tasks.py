@@ -1,4 +1,4 @@
-"""Tasks of a job's newest version: which they are, and whether they are proven or failing."""
+"""Judges the tasks of a job's newest version: which are new, proven or failing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord, spec_of
 from control_plane.api.updates import Rollout
 from control_plane.job_control.core.intents import is_on_trial, on_its_way_to
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.operations import is_being_removed
 
 TROUBLE = (TaskState.BACKOFF, TaskState.FAILED, TaskState.STOPPED)
 _BLAMELESS = ("lost", "cut-off")
@@ -15,7 +15,7 @@ _BLAMELESS = ("lost", "cut-off")
 PLACED = (TaskPhase.STARTING, TaskPhase.RUNNING)
 
 
-def is_of(rollout: Rollout, record: JobRecord) -> bool:
+def is_newest_rollout(rollout: Rollout, record: JobRecord) -> bool:
     """Return whether a rollout is that of the newest version."""
     return rollout.version == record.version
 
@@ -25,7 +25,7 @@ def is_new(task: TaskRecord, record: JobRecord) -> bool:
 
     A task that an earlier update started, with a version that is no longer the newest, is not.
     """
-    return not is_going(task) and on_its_way_to(record, task) == record.version
+    return not is_being_removed(task) and on_its_way_to(record, task) == record.version
 
 
 def has_no_room(task: TaskRecord) -> bool:
@@ -40,7 +40,7 @@ def serves(task: TaskRecord) -> bool:
 
 def is_away(task: TaskRecord) -> bool:
     """Return whether a task does not matter to a rollout: it is lost, or being removed."""
-    return task.phase is TaskPhase.LOST or is_going(task)
+    return task.phase is TaskPhase.LOST or is_being_removed(task)
 
 
 def is_outside_rollout(task: TaskRecord, record: JobRecord) -> bool:

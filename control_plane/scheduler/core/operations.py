@@ -1,11 +1,11 @@
-"""State changes of operations, and the job's log of ended ones.
+"""State changes of operations on tasks, and the events that log ended operations.
 
     proposed -> offered -> acknowledged -> running -> done | failed
-       any of these, when it became needless -> withdrawn
+       any of these, once it is not needed any more -> withdrawn
 
-An involuntary operation (a failure, a resize) is running, or waits for a place, from the start.
-Operations follow the tasks: from changes of a task's phase, `follow` opens, advances and closes
-operations.
+An involuntary operation (a failure, a resize) is running, or waits for a machine, from the start.
+Operations follow the tasks: when the phase of a task changes, `follow` opens, advances and closes
+its operation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOT_UP = (None, TaskState.ACCEPTED, TaskState.PREPARING, TaskState.STARTING)
 """States of a task whose program does not run yet."""
 
 
-class Ledger:
+class OperationLedger:
     """The operations of one decision about one job."""
 
     def __init__(self, record: JobRecord, now: Moment) -> None:
@@ -53,7 +53,7 @@ class Ledger:
         deadline: float | None = None,
         ran: int = 0,
     ) -> TaskRecord:
-        """Return the task with an operation on it; `ran`: see `last_run`, 0: its version."""
+        """Return the task with an operation; `ran`: see `last_started_version`, 0: its version."""
         self.opened += 1
         operation = Operation(
             id=f"{self._job}-{task.index}.{self.opened}",
@@ -70,8 +70,8 @@ class Ledger:
         )
         return replace(task, operation=operation)
 
-    def to(self, task: TaskRecord, state: OperationState, **changes: object) -> TaskRecord:
-        """Return the task with its operation in a state."""
+    def with_state(self, task: TaskRecord, state: OperationState, **changes: object) -> TaskRecord:
+        """Return the task with its operation in a state, and with other fields of it changed."""
         known = task.operation
         if known is None or (known.state is state and not changes):
             return task
@@ -154,9 +154,9 @@ class Ledger:
         return task
 
     def _crashed(self, task: TaskRecord) -> None:
-        """Log that a task ended by itself; its agent restarts it if its policy says so."""
+        """Log that a task ended by itself; its agent restarts it if the restart policy allows."""
         how = exit_text(task.last_exit) if task.last_exit is not None else "ended"
-        times = "once" if (count := _ends(task)) == 1 else f"{count} times"
+        times = "once" if (count := _crash_count(task)) == 1 else f"{count} times"
         why = f": {task.reason}" if task.reason else ""
         self.events.append(
             JobEvent(
@@ -212,13 +212,13 @@ class Ledger:
                 return task
             elsewhere = task.placement != old.placement
             kind = OperationKind.MOVE if elsewhere else OperationKind.RESTART
-            return self._heading(self.open(task, kind, Cause.FAILURE, task.reason))
+            return self._running_towards(self.open(task, kind, Cause.FAILURE, task.reason))
         if known.state in WAITING and task.placement != old.placement:
-            return self._heading(self.to(task, OperationState.RUNNING))
+            return self._running_towards(self.with_state(task, OperationState.RUNNING))
         return task
 
-    def _heading(self, task: TaskRecord) -> TaskRecord:
-        return self.to(task, OperationState.RUNNING, to_machine=machine_of(task))
+    def _running_towards(self, task: TaskRecord) -> TaskRecord:
+        return self.with_state(task, OperationState.RUNNING, to_machine=machine_of(task))
 
     def _removed(self, old: TaskRecord, job: JobRecord) -> None:
         if old.operation is None or old.operation.kind is not OperationKind.REMOVE:
@@ -245,9 +245,9 @@ def with_proposed(
     to: str = "",
 ) -> JobRecord:
     """Return the record with a proposed operation on one of its tasks, to the machine `to`."""
-    ledger, proposed = Ledger(record, now), OperationState.PROPOSED
+    ledger, proposed = OperationLedger(record, now), OperationState.PROPOSED
     opened = ledger.open(task, kind, cause, reason, proposed)
-    opened = ledger.to(opened, proposed, to_machine=to)
+    opened = ledger.with_state(opened, proposed, to_machine=to)
     tasks = [opened if known is task else known for known in record.tasks]
     return replace(record, tasks=tasks, operations=ledger.opened)
 
@@ -257,18 +257,21 @@ def is_crash_to_log(old: TaskRecord, task: TaskRecord) -> bool:
 
     So a crash loop adds few events, and does not push other events out of the log.
     """
-    if old.generation != task.generation or _ends(task).bit_length() <= _ends(old).bit_length():
+    if (
+        old.generation != task.generation
+        or _crash_count(task).bit_length() <= _crash_count(old).bit_length()
+    ):
         return False
     # after a start of this process an agent's first report may be about the past
     return old.invocation_id != "" or task.restarts == 0
 
 
-def _ends(task: TaskRecord) -> int:
+def _crash_count(task: TaskRecord) -> int:
     """Return how often a run of a task ended by itself."""
     return task.restarts + (task.state in (TaskState.BACKOFF, TaskState.FAILED))
 
 
-def last_run(task: TaskRecord) -> int:
+def last_started_version(task: TaskRecord) -> int:
     """Return the version that a task ran last: its own, unless it has not started as that yet."""
     known = task.operation
     is_coming = task.phase in (TaskPhase.PENDING, TaskPhase.STARTING)
@@ -277,7 +280,7 @@ def last_run(task: TaskRecord) -> int:
     return task.version
 
 
-def is_going(task: TaskRecord) -> bool:
+def is_being_removed(task: TaskRecord) -> bool:
     """Return whether a task is being removed for good."""
     return task.operation is not None and task.operation.kind is OperationKind.REMOVE
 
@@ -287,7 +290,7 @@ def waits(task: TaskRecord) -> bool:
     return task.operation is not None and task.operation.state in WAITING
 
 
-def is_let(task: TaskRecord) -> bool:
+def is_acknowledged(task: TaskRecord) -> bool:
     """Return whether the operation on the task is approved and has not begun."""
     return task.operation is not None and task.operation.state is OperationState.ACKNOWLEDGED
 

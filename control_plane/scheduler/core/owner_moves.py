@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from control_plane.api.jobs import JobRecord, Placement, TaskPhase, TaskRecord, task_at
 from control_plane.api.operations import Cause, OperationKind
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.operations import is_going, waits, with_proposed
+from control_plane.scheduler.core.operations import is_being_removed, waits, with_proposed
 from wire.errors import Conflict, NotFound
 
 
@@ -16,10 +16,10 @@ def with_move(record: JobRecord, index: int, to: str, reason: str, now: Moment) 
 
     A repeated call changes nothing; a present operation of the task is not replaced.
     """
-    task = _known(record, index)
+    task = _existing_task(record, index)
     if is_moved(task) and task.operation is not None and task.operation.to_machine == to:
         return record
-    if to == _free(record, task, "move", (TaskPhase.RUNNING,)).machine:
+    if to == _placement_of_idle(record, task, "move", (TaskPhase.RUNNING,)).machine:
         raise Conflict(f"task {record.name}-{index} is already on {to}")
     return with_proposed(record, task, now, OperationKind.MOVE, Cause.OWNER, reason, to)
 
@@ -29,24 +29,24 @@ def with_restart(record: JobRecord, index: int, reason: str, now: Moment) -> Job
 
     A repeated call changes nothing; a present operation of the task is not replaced.
     """
-    task = _known(record, index)
+    task = _existing_task(record, index)
     if is_restarted(task):
         return record
-    _free(record, task, "restart", (TaskPhase.STARTING, TaskPhase.RUNNING))
+    _placement_of_idle(record, task, "restart", (TaskPhase.STARTING, TaskPhase.RUNNING))
     return with_proposed(record, task, now, OperationKind.RESTART, Cause.OWNER, reason)
 
 
 def is_moved(task: TaskRecord) -> bool:
     """Return whether a task has a move by its owner or the ReBalancer that has not begun."""
-    return _wants(task, OperationKind.MOVE) or (_is_rebalanced(task) and waits(task))
+    return _has_waiting(task, OperationKind.MOVE) or (_is_rebalanced(task) and waits(task))
 
 
 def is_restarted(task: TaskRecord) -> bool:
     """Return whether a task has a restart by its owner that has not begun."""
-    return _wants(task, OperationKind.RESTART)
+    return _has_waiting(task, OperationKind.RESTART)
 
 
-def _wants(task: TaskRecord, kind: OperationKind) -> bool:
+def _has_waiting(task: TaskRecord, kind: OperationKind) -> bool:
     known = task.operation
     return known is not None and known.cause is Cause.OWNER and known.kind is kind and waits(task)
 
@@ -57,14 +57,14 @@ def _is_rebalanced(task: TaskRecord) -> bool:
     return known is not None and known.cause is Cause.REBALANCE and known.to_machine != ""
 
 
-def _known(record: JobRecord, index: int) -> TaskRecord:
+def _existing_task(record: JobRecord, index: int) -> TaskRecord:
     task = task_at(record, index)
-    if task is None or is_going(task):
+    if task is None or is_being_removed(task):
         raise NotFound(f"job {record.name!r} has no task {index}")
     return task
 
 
-def _free(
+def _placement_of_idle(
     record: JobRecord, task: TaskRecord, verb: str, phases: tuple[TaskPhase, ...]
 ) -> Placement:
     """Return the placement of a task without an operation; `Conflict` for others."""
@@ -79,7 +79,7 @@ def _free(
     return task.placement
 
 
-def goes_to(task: TaskRecord) -> str:
+def wanted_machine(task: TaskRecord) -> str:
     """Return the machine that a task is wanted on; empty: any."""
     known = task.operation
     if known is None:
@@ -89,9 +89,9 @@ def goes_to(task: TaskRecord) -> str:
     return ""
 
 
-def without_place(task: TaskRecord) -> TaskRecord:
+def without_wanted_machine(task: TaskRecord) -> TaskRecord:
     """Return a task whose target machine has no room now, free to go to any machine."""
     known = task.operation
-    if known is None or not goes_to(task):
+    if known is None or not wanted_machine(task):
         return task
     return replace(task, operation=replace(known, to_machine=""))

@@ -1,4 +1,4 @@
-"""A job's rollout to its newest version: canaries first, batch by batch, and back if it fails.
+"""Advances a job's rollout to its newest version: canaries, then batches; back if it fails.
 
     canaries -> the rest, each batch through its gate -> done
        too many new tasks fail -> halted, or back to what the job ran before (a new version)
@@ -25,25 +25,25 @@ from control_plane.scheduler.core.new_tasks import (
     is_away,
     is_failing,
     is_new,
-    is_of,
+    is_newest_rollout,
     is_outside_rollout,
     is_proven,
     serves,
 )
-from control_plane.scheduler.core.operations import ENDING, Ledger, is_going
-from control_plane.scheduler.core.task_versions import canaries, placed_as
+from control_plane.scheduler.core.operations import ENDING, OperationLedger, is_being_removed
+from control_plane.scheduler.core.task_versions import canary_count, placement_version
 
 _SELF = "scheduler"
 """The writer of a push that goes back by itself (`on_failure`)."""
 
 
-def begun(record: JobRecord) -> JobRecord:
+def with_rollout(record: JobRecord) -> JobRecord:
     """Return the record with the rollout of its newest version, once tasks run another one.
 
     A finished rollout is reopened if a lost task is back with an earlier version.
     """
     known = record.rollout
-    if known is not None and is_of(known, record):
+    if known is not None and is_newest_rollout(known, record):
         if not known.done or all(
             is_new(t, record) or is_outside_rollout(t, record) for t in record.tasks
         ):
@@ -52,7 +52,7 @@ def begun(record: JobRecord) -> JobRecord:
     others = [
         t.version
         for t in record.tasks
-        if t.version != record.version and not (is_going(t) or t.version in record.trials)
+        if t.version != record.version and not (is_being_removed(t) or t.version in record.trials)
     ]
     if not others and any(t.version in record.trials for t in record.tasks):
         others = [v for v in sorted(record.specs) if v < record.version and v not in record.trials]
@@ -68,27 +68,29 @@ def begun(record: JobRecord) -> JobRecord:
     return replace(record, rollout=fresh)
 
 
-def advance(record: JobRecord, before: JobRecord, ledger: Ledger, now: Moment) -> JobRecord:
+def with_rollout_advanced(
+    record: JobRecord, before: JobRecord, ledger: OperationLedger, now: Moment
+) -> JobRecord:
     """Return the record with its rollout advanced; `before`: the record before this round."""
     known = record.rollout
     if known is None or known.done or known.version != record.version or record.stopping:
         return record
-    rollout = known if known.passed else _canaries(record, known, ledger, now)
+    rollout = known if known.passed else _with_passed_canaries(record, known, ledger, now)
     if record.spec.update.on_failure is not OnFailure.CONTINUE and not known.returns_from:
-        rollout = _failures(record, rollout, before, now)
+        rollout = _with_failures(record, rollout, before, now)
         failed = _is_failed(record, rollout) or _is_stuck(record, rollout, now)
         if failed and not (record.paused or rollout.halted):
-            return _verdict(record, rollout, ledger, now)
+            return _rolled_back_or_halted(record, rollout, ledger, now)
     if rollout.passed and not rollout.halted and _is_done(record, rollout, now):
         rollout = replace(rollout, done=True)
         ledger.add_rollout_event(f"all tasks run version {record.version}", OperationState.DONE)
     return record if rollout is known else replace(record, rollout=rollout)
 
 
-def at_once(record: JobRecord, now: Moment) -> tuple[int, int | None]:
-    """Return how many new tasks have not passed the gate, and how many more may be taken now.
+def update_pace(record: JobRecord, now: Moment) -> tuple[int, int | None]:
+    """Return how many serving new tasks have not passed the gate, and the size of the next batch.
 
-    None: as many as the budget allows.
+    The size is 0 while a batch is under way; None: as many tasks as the budget allows.
     """
     policy = record.spec.update
     if policy.health_gate_s <= 0 and policy.batch is None:
@@ -101,7 +103,7 @@ def at_once(record: JobRecord, now: Moment) -> tuple[int, int | None]:
     return fresh, 0 if under_way else policy.batch
 
 
-def back_to(now: JobSpec, then: JobSpec) -> JobSpec:
+def restored_spec(now: JobSpec, then: JobSpec) -> JobSpec:
     """Return an earlier version's specification with the present size, pace and placement."""
     return replace(
         then,
@@ -116,8 +118,8 @@ def back_to(now: JobSpec, then: JobSpec) -> JobSpec:
     )
 
 
-def returned(record: JobRecord, spec: JobSpec, reason: str) -> JobRecord:
-    """Return the record with `spec` as a new version; tasks that run the same get its number.
+def with_restored_version(record: JobRecord, spec: JobSpec, reason: str) -> JobRecord:
+    """Return the record with an earlier `spec` as a new version; tasks that run it get its number.
 
     It is known to work, so it has no canaries, and no rollback.
     """
@@ -153,17 +155,17 @@ def resumed(record: JobRecord) -> JobRecord:
     )
 
 
-def next_look(record: JobRecord, now: Moment) -> float | None:
+def next_round_at(record: JobRecord, now: Moment) -> float | None:
     """Return when (steady) the next task passes its gate or is late, or an intent ends."""
-    looks, end = [_gate_look(record, now)], next_end(record)
+    looks, end = [_next_gate_at(record, now)], next_end(record)
     if end is not None:
         looks.append(now.steady + max(0.0, end - now.wall))
     return min((look for look in looks if look is not None), default=None)
 
 
-def _gate_look(record: JobRecord, now: Moment) -> float | None:
+def _next_gate_at(record: JobRecord, now: Moment) -> float | None:
     rollout, policy = record.rollout, record.spec.update
-    if rollout is None or rollout.done or rollout.halted or not is_of(rollout, record):
+    if rollout is None or rollout.done or rollout.halted or not is_newest_rollout(rollout, record):
         return None
     hold_s = policy.canary.hold_s if policy.canary is not None and not rollout.passed else 0.0
     gate_s, times = max(policy.health_gate_s, hold_s), list[float]()
@@ -182,9 +184,11 @@ def _gate_look(record: JobRecord, now: Moment) -> float | None:
 # -- the stages
 
 
-def _canaries(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -> Rollout:
-    """Return the rollout with the canaries passed, if they were healthy for long enough."""
-    canary, wanted = record.spec.update.canary, canaries(record)
+def _with_passed_canaries(
+    record: JobRecord, rollout: Rollout, ledger: OperationLedger, now: Moment
+) -> Rollout:
+    """Return the rollout, with the canaries passed if they were healthy for their `hold_s`."""
+    canary, wanted = record.spec.update.canary, canary_count(record)
     if canary is None or not record.spec.tasks:
         return replace(rollout, passed=True)
     if not wanted:
@@ -200,7 +204,7 @@ def _canaries(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) 
     return replace(rollout, passed=True)
 
 
-def _failures(record: JobRecord, rollout: Rollout, before: JobRecord, now: Moment) -> Rollout:
+def _with_failures(record: JobRecord, rollout: Rollout, before: JobRecord, now: Moment) -> Rollout:
     """Return the rollout with the new tasks that have failed so far."""
     known = set(rollout.failed)
     earlier = {task.index: task for task in before.tasks} if before is not record else {}
@@ -208,7 +212,7 @@ def _failures(record: JobRecord, rollout: Rollout, before: JobRecord, now: Momen
         task.index
         for task in record.tasks
         if task.index not in known
-        and not is_going(task)
+        and not is_being_removed(task)
         and task.version == record.version
         and (is_failing(task, record, now) or has_crashed(earlier.get(task.index), task))
     ]
@@ -218,27 +222,27 @@ def _failures(record: JobRecord, rollout: Rollout, before: JobRecord, now: Momen
     return replace(rollout, failed=(*rollout.failed, *found)[: max(len(known), room)])
 
 
-def _enough(record: JobRecord, rollout: Rollout) -> int:
-    """Return how many new tasks have to fail, at most as many as may be new and broken at once.
+def _failures_needed(record: JobRecord, rollout: Rollout) -> int:
+    """Return how many new tasks have to fail before the update counts as failed.
 
-    Otherwise the update would wait forever with fewer failures.
+    At most as many tasks as can be new and broken at once: else the update would wait forever.
     """
     policy = record.spec.update
     most = max(1, policy.max_unavailable + policy.surge)
     if not rollout.passed:
-        most = min(most, max(1, canaries(record)))
+        most = min(most, max(1, canary_count(record)))
     return max(1, min(policy.failures, most, policy.batch or most, record.spec.tasks))
 
 
 def _is_failed(record: JobRecord, rollout: Rollout) -> bool:
-    return len(rollout.failed) - rollout.forgiven >= _enough(record, rollout)
+    return len(rollout.failed) - rollout.forgiven >= _failures_needed(record, rollout)
 
 
 def _is_stuck(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
-    """Return whether a new task fails for good, and no other new task is still being tested.
+    """Return whether a new task keeps failing, and no other new task is still being tested.
 
     A broken task can block further updates (its batch, the canaries, a controller). Then the update
-    would wait forever for the number of failures that the owner asked for.
+    would wait forever for the number of failures that the owner set.
     """
     blamed, fails = frozenset(rollout.failed[rollout.forgiven :]), False
     for task in record.tasks:
@@ -255,7 +259,9 @@ def _is_stuck(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
     return fails
 
 
-def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -> JobRecord:
+def _rolled_back_or_halted(
+    record: JobRecord, rollout: Rollout, ledger: OperationLedger, now: Moment
+) -> JobRecord:
     """Return the record after too many new tasks failed: rolled back if possible, else halted.
 
     A rollback is not judged itself, so versions do not alternate.
@@ -275,7 +281,10 @@ def _verdict(record: JobRecord, rollout: Rollout, ledger: Ledger, now: Moment) -
     )
     reason = f"{reason}; the job was rolled back to version {rollout.base}"
     return pushed(
-        returned(record, back_to(record.spec, base), reason), _SELF, now.wall, reason=reason
+        with_restored_version(record, restored_spec(record.spec, base), reason),
+        _SELF,
+        now.wall,
+        reason=reason,
     )
 
 
@@ -287,12 +296,12 @@ def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
     failed = frozenset(rollout.failed)
     some_proven = any(is_proven(task, record, now) for task in record.tasks)
     return all(
-        is_going(task)
+        is_being_removed(task)
         or is_on_trial(record, task)
-        or (some_proven and is_away(task) and placed_as(record, task) == record.version)
+        or (some_proven and is_away(task) and placement_version(record, task) == record.version)
         or (
             task.version == record.version
-            and not _is_on_its_way(task)
+            and not _is_in_update(task)
             and (
                 (some_proven and task.phase not in PLACED)
                 or task.index in failed
@@ -303,7 +312,7 @@ def _is_done(record: JobRecord, rollout: Rollout, now: Moment) -> bool:
     )
 
 
-def _is_on_its_way(task: TaskRecord) -> bool:
+def _is_in_update(task: TaskRecord) -> bool:
     """Return whether a task is between its old and new version; one without room is not."""
     operation = task.operation
     if operation is None or operation.kind is not OperationKind.UPDATE:

@@ -1,4 +1,4 @@
-"""Single steps of a task: stop, place, and the status for its owner."""
+"""Changes and queries of a job's tasks: stop, place, and the status for the owner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from agent.api import Health, TaskState
-from control_plane.agents.core.seen import SeenMachine, View
+from control_plane.agents.core.observed import ObservedMachine, View
 from control_plane.api.jobs import (
     JobPhase,
     JobRecord,
@@ -28,20 +28,20 @@ from control_plane.job_control.core.intents import (
     target_of,
 )
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, waits_for
+from control_plane.scheduler.core.copies import LeftBehind, ended_in_s, reason_to_wait
 from control_plane.scheduler.core.job_check import same_tasks
 from control_plane.scheduler.core.new_tasks import TROUBLE
-from control_plane.scheduler.core.operations import ENDING, is_going, waits
-from control_plane.scheduler.core.owner_moves import without_place
-from control_plane.scheduler.core.task_versions import is_passed_over, placed_as
+from control_plane.scheduler.core.operations import ENDING, is_being_removed, waits
+from control_plane.scheduler.core.owner_moves import without_wanted_machine
+from control_plane.scheduler.core.task_versions import is_passed_over, placement_version
 
 UNPLACED = (TaskPhase.PENDING, TaskPhase.LOST)
 """Phases in which a task may need a machine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """Machines for the tasks that asked for one, and why the rest has none."""
+class PlacementResult:
+    """The machines of tasks that needed one, and why the other tasks have none."""
 
     placements: Mapping[int, Placement] = field(default_factory=dict)
     unplaced: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ def wanted_tasks(record: JobRecord) -> int:
     return 0 if record.stopping else record.spec.tasks
 
 
-def host_of(task: TaskRecord, view: View) -> SeenMachine | None:
+def host_of(task: TaskRecord, view: View) -> ObservedMachine | None:
     """Return the observed machine of a task, if it has one and that is known."""
     return view.get(task.placement.machine) if task.placement is not None else None
 
@@ -71,7 +71,7 @@ def is_overdue(task: TaskRecord, view: View) -> bool:
 
 
 def take_down(task: TaskRecord, generation: int, now: Moment) -> TaskRecord:
-    """Return the task in its stop: unlisted and drained first if clients may use it."""
+    """Return the task with its stop begun: unlisted and drained first if clients may call it."""
     if task.listed:
         task = replace(task, phase=TaskPhase.DRAINING, listed=False)
     else:
@@ -79,18 +79,20 @@ def take_down(task: TaskRecord, generation: int, now: Moment) -> TaskRecord:
     return replace(task, since=now.wall, begun=now.steady, retry_at=0.0)
 
 
-def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
+def tasks_to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
     """Return the tasks that need a machine: new ones, and those whose machine is down.
 
-    Where a second copy is not allowed, a task is included only once the first has certainly ended.
+    A task that must have no second copy is included only once the first has certainly ended.
     """
 
     def needs(task: TaskRecord) -> bool:
-        if waits_for(record, task, record.specs.get(placed_as(record, task), record.spec)):
+        if reason_to_wait(
+            record, task, record.specs.get(placement_version(record, task), record.spec)
+        ):
             return False
         if task.phase is TaskPhase.PENDING:
             return not is_passed_over(record, task)
-        if task.placement is None or _is_asked(record, task):
+        if task.placement is None or _awaits_approval(record, task):
             return False
         machine = view.get(task.placement.machine)
         if machine is not None and (machine.up or machine.excused):
@@ -101,7 +103,7 @@ def to_place(record: JobRecord, view: View) -> tuple[TaskRecord, ...]:
     return tuple(task for task in record.tasks if task.phase in UNPLACED and needs(task))
 
 
-def _is_asked(record: JobRecord, task: TaskRecord) -> bool:
+def _awaits_approval(record: JobRecord, task: TaskRecord) -> bool:
     """Return whether a lost task waits for its controller's approval to move."""
     operation = task.operation
     return (
@@ -112,7 +114,7 @@ def _is_asked(record: JobRecord, task: TaskRecord) -> bool:
     )
 
 
-def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:
+def with_placements(record: JobRecord, plan: PlacementResult, now: Moment) -> JobRecord:
     """Return the record with the plan's placements, each a start with a new generation.
 
     A moving task's id is recorded for its old machine. If that machine returns with the task, it
@@ -129,7 +131,7 @@ def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:
             left.add(task)
             task = TaskRecord(
                 index=task.index,
-                version=placed_as(record, task),
+                version=placement_version(record, task),
                 generation=generation,
                 phase=TaskPhase.STARTING,
                 placement=placement,
@@ -140,7 +142,7 @@ def apply_plan(record: JobRecord, plan: Placed, now: Moment) -> JobRecord:
             )
         elif task.index in plan.unplaced:
             reason = "; ".join(plan.reasons)
-            task = without_place(task)
+            task = without_wanted_machine(task)
             task = task if task.reason == reason else replace(task, reason=reason)
         tasks.append(task)
     return replace(left.into(record), tasks=tasks, generation=generation)
@@ -152,7 +154,7 @@ def earlier(record: JobRecord) -> int | None:
     return max((v for v in others if not same_tasks(record.specs[v], record.spec)), default=None)
 
 
-def prune(record: JobRecord) -> JobRecord:
+def without_unused_specs(record: JobRecord) -> JobRecord:
     """Return the record without specifications that no task runs any more.
 
     The newest one whose tasks run something else is kept, for a rollback.
@@ -176,7 +178,7 @@ def prune(record: JobRecord) -> JobRecord:
 def summarize(record: JobRecord, detail: str = "") -> JobStatus:
     """Return the status of a job for its owner."""
     wanted = wanted_tasks(record)
-    staying = [] if record.stopping else [t for t in record.tasks if not is_going(t)]
+    staying = [] if record.stopping else [t for t in record.tasks if not is_being_removed(t)]
     running = [t for t in staying if t.state is TaskState.RUNNING]
     healthy = [t for t in running if t.health is Health.HEALTHY and t.listed]
     updated = [t for t in running if t.version == record.version]
@@ -189,7 +191,7 @@ def summarize(record: JobRecord, detail: str = "") -> JobStatus:
         phase = JobPhase.STOPPING
     elif is_full and not (detail and any(_should_leave(task) for task in staying)):
         phase = JobPhase.STABLE
-    elif detail or any(_is_stuck(t) for t in waiting):
+    elif detail or any(_has_obstacle(t) for t in waiting):
         phase = JobPhase.WAITING
     else:
         phase = JobPhase.PROGRESSING
@@ -206,7 +208,7 @@ def summarize(record: JobRecord, detail: str = "") -> JobStatus:
     )
 
 
-def _is_stuck(task: TaskRecord) -> bool:
+def _has_obstacle(task: TaskRecord) -> bool:
     return task.placement is None or task.phase is TaskPhase.LOST or task.retry_at > 0
 
 

@@ -6,19 +6,17 @@ from control_plane.api.jobs import JobRecord
 from control_plane.api.updates import Rollout
 from control_plane.job_control.core.intents import push_of, stable_of, waits_for_hold
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.new_tasks import is_new, is_of, serves
-from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.new_tasks import is_new, is_newest_rollout, serves
+from control_plane.scheduler.core.operations import is_being_removed
 from control_plane.scheduler.core.rollout import UNPLACED
-from control_plane.scheduler.core.task_versions import canaries, is_here
+from control_plane.scheduler.core.task_versions import canary_count, is_in_entitlement
 from wire.errors import some_of
-
-"""Tasks that a text names."""
 
 
 def describe_progress(record: JobRecord, now: Moment) -> str:
     """Describe the progress or result of an update; empty: there is nothing to report."""
     rollout = record.rollout
-    if rollout is None or not is_of(rollout, record) or record.stopping:
+    if rollout is None or not is_newest_rollout(rollout, record) or record.stopping:
         return ""
     if rollout.halted:
         return f"{rollout.reason}; the update stays until it is resumed or rolled back"
@@ -58,7 +56,9 @@ def _describe_share(record: JobRecord) -> str:
     push = push_of(record)
     if push.is_whole or not stable_of(record):
         return ""
-    run = sum(1 for task in record.tasks if task.version == record.version and not is_going(task))
+    run = sum(
+        1 for task in record.tasks if task.version == record.version and not is_being_removed(task)
+    )
     most = push.of(record.spec.tasks)
     return (
         f"version {record.version} is pushed to {most} of {record.spec.tasks} tasks; {run} run it"
@@ -69,10 +69,12 @@ def _describe_transfer(record: JobRecord, rollout: Rollout) -> str:
     base = record.specs.get(rollout.base)
     if base is None or base.entitlement == record.spec.entitlement:
         return ""
-    there = sum(1 for task in record.tasks if is_here(record, task.version) and serves(task))
+    moved = sum(
+        1 for task in record.tasks if is_in_entitlement(record, task.version) and serves(task)
+    )
     return (
         f"the job moves from entitlement {base.entitlement} to {record.spec.entitlement}:"
-        f" {there} of {record.spec.tasks} tasks serve there"
+        f" {moved} of {record.spec.tasks} tasks serve there"
     )
 
 
@@ -102,7 +104,7 @@ def _describe_canaries(record: JobRecord, rollout: Rollout, now: Moment) -> str:
         held_s = min((now.spent_s(task) if serves(task) else 0.0 for task in new), default=0.0)
         hold_s = record.spec.update.canary.hold_s
         return (
-            f"version {record.version}: {len(new)} of {canaries(record)} canaries, healthy for "
+            f"version {record.version}: {len(new)} of {canary_count(record)} canaries, healthy for "
             f"{held_s:.0f} of {hold_s:.0f} s"
         )
     return ""

@@ -1,14 +1,13 @@
-"""The limit on what the jobs of a reservation may want together: the worth of its own quota.
+"""Limits what the jobs of a reservation may request together, by its own quota.
 
-Reservations on one entitlement run on the same machines (MO16), so the machines of each
-cannot be counted: one small task on every machine would use up a whole quota. Instead,
-the wants of its jobs are added up by resource: a task that claims half of the
-memory of a machine needs half a machine by memory, on the kind of machine where that is
-least. Tasks that fit on the quota's machines together need at most the quota by any
-resource, so no job is refused that could have been placed on them.
+Reservations on one entitlement run on the same machines (MO16), so the machines of each cannot be
+counted: one small task on every machine would use up a whole quota. Instead, the requests of its
+jobs are added up by resource. A task that claims half of a machine's memory needs half a machine by
+memory; of several kinds of machines, the kind with the least part counts. Tasks that fit on the
+quota's machines together need at most the quota by any resource. So no job is refused that fits.
 
-The limit applies to what is wanted, and is checked when that grows. So it does not depend on which
-machines are chosen, and making a quota smaller ends no running task.
+The limit is checked when a job requests more than before. So it does not depend on which machines
+are chosen, and a smaller quota ends no running task.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from control_plane.allocator.core.demand import Demand, demand_of
-from control_plane.allocator.core.feasibility import as_far_as, judge
+from control_plane.allocator.core.feasibility import judge, restricted_to
 from control_plane.allocator.core.machine_pools import Machine
 from control_plane.allocator.core.planned_room import PlannedRoom
 from control_plane.api.capacity import EntitlementSpec
@@ -81,7 +80,7 @@ def check_share(
 
 
 class _Shares:
-    """The quotas of one entitlement, and what jobs are worth in their units."""
+    """The quotas of one entitlement, and what jobs need in their units."""
 
     def __init__(
         self, name: str, specs: Mapping[str, EntitlementSpec], machines: Sequence[Machine]
@@ -110,8 +109,8 @@ class _Shares:
         """
         is_own = self.surge_tasks is None and not record.stopping
         surge = record.spec.update.surge if is_own else 0
-        there = sum(1 for task in record.tasks if is_own or not task.extra)
-        tasks = max(wanted_tasks(record) + surge, there)
+        present = sum(1 for task in record.tasks if is_own or not task.extra)
+        tasks = max(wanted_tasks(record) + surge, present)
         runs = {task.version for task in record.tasks}
         return self.needed(
             [record.spec, *(spec for v, spec in record.specs.items() if v in runs)], tasks
@@ -138,7 +137,7 @@ class _Shares:
         return found
 
     def _of_task(self, spec: JobSpec) -> dict[Need, float]:
-        demand = as_far_as(
+        demand = restricted_to(
             demand_of(spec, self._datacenter, self._requires, self._region), _OF_KIND
         )
         found: dict[Need, float] = {}
@@ -162,4 +161,4 @@ def parts(demand: Demand, capacity: Capacity) -> dict[str, float]:
         "network": (demand.network_mbps, capacity.network_mbps),
         "disk": (demand.disk_bytes, capacity.disk_bytes),
     }
-    return {name: need / there if there else 0.0 for name, (need, there) in claimed.items()}
+    return {name: need / room if room else 0.0 for name, (need, room) in claimed.items()}

@@ -11,7 +11,7 @@ from control_plane.api.operations import OperationKind
 FindJob = Callable[[str], JobRecord | None]
 
 
-def kept_notes(record: JobRecord, find: FindJob) -> list[str]:
+def volume_notes(record: JobRecord, find: FindJob) -> list[str]:
     """Describe where the volumes of a job's tasks are: first in general, then task by task.
 
     Empty for a job without persistent or shared volumes.
@@ -72,19 +72,22 @@ def _shared(record: JobRecord, task: TaskRecord, find: FindJob) -> Iterator[str]
     """Describe where the shared volumes of other tasks are that a task reads."""
     if task.placement is None:
         return
-    here = task.placement.machine
+    machine = task.placement.machine
     for name, volume in sorted(spec_of(record, task).volumes.items()):
         if volume.kind is not VolumeKind.SHARED:
             continue
-        owner, _, theirs = volume.source.partition(".")
-        there = _machine_of(owner, find)
-        what = f"task {task.index}: {name} is {theirs} of {owner}"
-        if there == here:
-            yield f"{what}, on {here}, too"
-        elif there:
-            yield f"{what}, which is on {there}: on {here} the task waits unless one was left there"
+        owner, _, source_volume = volume.source.partition(".")
+        source_machine = _machine_of(owner, find)
+        what = f"task {task.index}: {name} is {source_volume} of {owner}"
+        if source_machine == machine:
+            yield f"{what}, on {machine}, too"
+        elif source_machine:
+            yield (
+                f"{what}, which is on {source_machine}: on {machine} the task waits unless one was"
+                " left there"
+            )
         else:
-            yield f"{what}, which is on no machine: on {here} the task waits unless one was left"
+            yield f"{what}, which is on no machine: on {machine} the task waits unless one was left"
 
 
 def _machine_of(owner: str, find: FindJob) -> str:

@@ -81,7 +81,7 @@ def test_objects_unknown_to_a_restored_copy_are_shown_and_released(region: Regio
     assert ctl(region, "restored", "let-go", "c-0", "--machine", "vm2").exit_code == 3
     released = ctl(region, "restored", "let-go", "c-0", "--machine", "vm1")
     assert released.output == "task c-0 on vm1 is released\n"
-    assert region.control_plane.observations.let_go == {"vm1": {"c-0"}}
+    assert region.control_plane.observations.released_tasks == {"vm1": {"c-0"}}
     audit = ctl(region, "audit").output
     assert "release_restored" in audit
     assert "let_task_go" in audit

@@ -100,7 +100,7 @@ class Model:
                 await self.ask(what)
             case "quota":
                 self.quota = what
-                self.index.loosened()
+                self.index.note_gain()
             case "fail":
                 self.store.fails = True
             case "join" if machine is None:

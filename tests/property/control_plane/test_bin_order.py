@@ -53,7 +53,7 @@ def test_the_best_bins_are_next(own, free, preferences, begin, growing, before, 
     own, free = [(*b, *last) for b in own], [(*b, *last) for b in free]
     tasks = Counter[tuple[str, ...]]()
     for bins in before:
-        ranking.add(a_machine(bins))
+        ranking.count_task(a_machine(bins))
         tasks.update([bins[0], bins[1]])
     order = bin_order(ranking, partition(own), partition(free), begin, growing=growing)
     even = not before and preferences is DEFAULT and (growing or not free)
@@ -71,13 +71,13 @@ def test_the_best_bins_are_next(own, free, preferences, begin, growing, before, 
         assert score(order.bins) == min(map(score, left))
         bins = order.bins
         if outcome == "placed":
-            ranking.add_bins(bins, a_machine(bins))
+            ranking.count_task_in(bins, a_machine(bins))
             tasks.update([bins[0], bins[1]])
             left[bins] = 0
             order.placed()
         elif outcome == "grow" and not order.growing:
             left[bins] = 1
-            order.must_grow()
+            order.take_later()
         else:
             del left[bins]
             order.drop()
@@ -97,7 +97,7 @@ def test_the_first_bins_are_known_before(own, free, begin, growing):
         return
     for bins in known:
         assert (order.bins, order.growing) == (bins, 0)
-        ranking.add_bins(bins, a_machine(bins))
+        ranking.count_task_in(bins, a_machine(bins))
         order.placed()
     assert order.growing or order.bins is None or len(known) == len(own)
 
@@ -143,7 +143,7 @@ def one_of(kind: tuple[str, str, str]) -> Machine:
 def test_the_best_bins_are_next_for_every_preference(kinds, preferences, begin, outcomes):
     """Covers labels, sizes and weights. No remaining bin has a better score than the next one."""
     ranking = Ranking(preferences)
-    samples = {ranking.bins_of_many(one_of(kind)): one_of(kind) for kind in kinds}
+    samples = {ranking.common_bins(one_of(kind)): one_of(kind) for kind in kinds}
     own: dict[tuple[str, ...], tuple[()]] = dict.fromkeys(samples, ())
     order = bin_order(ranking, own, {}, begin, growing=1)
     left = set(samples)
@@ -154,7 +154,7 @@ def test_the_best_bins_are_next_for_every_preference(kinds, preferences, begin, 
         assert bins in left
         assert ranking.score(bins) == min(map(ranking.score, left))
         if outcome == "placed":
-            ranking.add_bins(bins, samples[bins])
+            ranking.count_task_in(bins, samples[bins])
             order.placed()
         else:
             left.remove(bins)
@@ -188,12 +188,12 @@ def test_the_best_bins_are_next_although_few_are_examined(
 ):
     """Racks, rows and labels are returned one after the other, in a correct order."""
     ranking = Ranking([Preference(property=p) for p in properties])
-    samples = {ranking.bins_of_many(in_rack(k)): in_rack(k) for k in (*own, *free)}
+    samples = {ranking.common_bins(in_rack(k)): in_rack(k) for k in (*own, *free)}
     pools = [FineBins(ranking, 0), FineBins(ranking, 0)]
     for pool, kinds in zip(pools, (own, free), strict=True):
         made_of: dict[tuple[str, ...], list[dict]] = {}
         for kind in kinds:
-            bins = ranking.bins_of_many(in_rack(kind))
+            bins = ranking.common_bins(in_rack(kind))
             made_of.setdefault(ranking.group(bins), [{}])[0][bins] = ()
         pool.fill(made_of, None)
     order = bin_order(ranking, *pools, begin, growing=growing)
@@ -207,12 +207,12 @@ def test_the_best_bins_are_next_although_few_are_examined(
         assert left[bins] == order.growing
         assert (ranking.score(bins), left[bins]) == min((ranking.score(b), left[b]) for b in left)
         if outcome == "placed":
-            ranking.add_bins(bins, samples[bins])
+            ranking.count_task_in(bins, samples[bins])
             left[bins] = 0
             order.placed()
         elif outcome == "grow" and not order.growing:
             left[bins] = 1
-            order.must_grow()
+            order.take_later()
         else:
             del left[bins]
             order.drop()

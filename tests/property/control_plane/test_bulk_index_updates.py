@@ -98,7 +98,7 @@ def test_tasks_that_claim_the_same_are_restored_as_if_one_by_one(jobs, step: int
             one.restore("web", POOL, claims)
         for start in range(0, len(names), step):
             some = [name and many.machines[name] for name in names[start : start + step]]
-            many.restore_alike("web", POOL, first + start, some, demand)
+            many.restore_equal("web", POOL, first + start, some, demand)
         first += len(names)
     assert everything(one) == everything(many)
 

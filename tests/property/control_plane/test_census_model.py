@@ -97,7 +97,7 @@ class CensusModel(RuleBasedStateMachine):
 
     @rule(name=MACHINE)
     def assign(self, name: str) -> None:
-        if (home := self.brokers.table.home(name)) is not None:
+        if (home := self.brokers.table.broker_of(name)) is not None:
             self.attempt(assign(home, name, "front"))
 
     @rule(name=MACHINE)

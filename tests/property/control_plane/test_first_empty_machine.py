@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_mock import MockerFixture
 
-from control_plane.allocator.core.bin_source import Search
 from control_plane.allocator.core.demand import Demand
+from control_plane.allocator.core.machine_search import Search
 from control_plane.allocator.core.planner import plan
 from control_plane.allocator.core.power import Power
 from control_plane.allocator.core.preferences import spread_by_default

@@ -20,7 +20,7 @@ from test_place import a_job
 from agent.api import Limits, Location
 from control_plane.allocator.allocator import Allocator
 from control_plane.allocator.core.feasibility import judge
-from control_plane.allocator.core.request import Back, Group, Request
+from control_plane.allocator.core.request import Group, Request, UnmovedTask
 from control_plane.allocator.standalone import allocator_over
 from control_plane.api.allocations import AllocationRecord
 from control_plane.api.capacity import EntitlementSpec
@@ -128,9 +128,9 @@ class Life:
         await self.at.allocate(Request(f"j{number}", pool, (*rest, leaving)))
         if judge(claim.demand, home, home) or home.pool != pool:
             return
-        back = (Back(claim.task, home.name, {}),)
+        back = (UnmovedTask(claim.task, home.name, {}),)
         stays = Group(claim.demand, (claim.task,))
-        await self.at.allocate(Request(f"j{number}", pool, (*rest, stays), back=back))
+        await self.at.allocate(Request(f"j{number}", pool, (*rest, stays), unmoved=back))
 
     async def relabel(self, what: tuple[int, str]) -> None:
         number, disk = what
@@ -192,7 +192,7 @@ class Life:
             made = await self.at.place(spec)
             if not made.unplaced:
                 continue
-            request = self.at._neighbours.bound(self.at._request(spec))
+            request = self.at._affinity.with_terms(self.at._request(spec))
             allowance = self.at.quotas.allowance(request)
             demand, among = request.groups[0].demand, request.groups[0].among
             for machine in self.at.index.machines.values():

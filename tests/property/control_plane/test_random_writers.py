@@ -25,10 +25,10 @@ from control_plane.api.intent_changes import (
 from control_plane.api.jobs import JobPhase, JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import OperationKind, OperationState
 from control_plane.api.updates import UpdatePolicy
-from control_plane.scheduler.core.assignment import shown, unified
+from control_plane.scheduler.core.assignment import unified, unified_summary
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.decision import Seen
-from control_plane.scheduler.core.release import begun
+from control_plane.scheduler.core.decision import DecisionInput
+from control_plane.scheduler.core.release import with_rollout
 from wire.errors import Conflict
 
 SEEDS, EVENTS = 16, 40
@@ -153,8 +153,11 @@ class Writers:
 
     def check_shown(self) -> None:
         """Assert that the summary of a job, which is not composed, equals the composed one."""
-        record, seen = begun(self.record), Seen({}, Moment(self.w.runtime.date(), 0.0))
-        reported, composed = shown(record, seen), unified(record, seen)
+        record, seen = (
+            with_rollout(self.record),
+            DecisionInput({}, Moment(self.w.runtime.date(), 0.0)),
+        )
+        reported, composed = unified_summary(record, seen), unified(record, seen)
         assert (reported.size, reported.runtime, reported.waits) == (
             composed.size,
             composed.runtime,

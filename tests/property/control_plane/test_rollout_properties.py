@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from agent.api import Health, Location, TaskState, TaskStatus
 from control_plane.agents.core.commands import Start
-from control_plane.agents.core.seen import SeenMachine
+from control_plane.agents.core.observed import ObservedMachine
 from control_plane.allocator.core.planner import plan
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allocation, Allowance
@@ -18,11 +18,11 @@ from control_plane.api.updates import Canary, OnFailure
 from control_plane.broker.core.capacity import Capacity, Place
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import begin_operations, decide, settle
-from control_plane.scheduler.core.decision import Found, Seen
+from control_plane.scheduler.core.decision import DecisionInput, FoundPlaces
 from control_plane.scheduler.core.job_request import placed, request_of
-from control_plane.scheduler.core.operations import is_going
+from control_plane.scheduler.core.operations import is_being_removed
 from control_plane.scheduler.core.reconcile import observe
-from control_plane.scheduler.core.rollout import Placed, summarize
+from control_plane.scheduler.core.rollout import PlacementResult, summarize
 from control_plane.scheduler.core.task_commands import commands
 
 IMAGE = "sha256:" + "1" * 64
@@ -76,9 +76,9 @@ class Model:
     def now(self) -> Moment:
         return Moment(wall=1e9 + self.clock, steady=self.clock)
 
-    def view(self) -> dict[str, SeenMachine]:
+    def view(self) -> dict[str, ObservedMachine]:
         return {
-            m: SeenMachine(
+            m: ObservedMachine(
                 up=self.up[m],
                 answering=self.up[m],
                 ready=self.up[m],
@@ -92,10 +92,10 @@ class Model:
         """One round of the scheduler, followed by the reactions of the agents."""
         self.clock += 0.5
         view = self.view()
-        seen = Seen(view, self.now, claims=self.index.claims.get("web") or ())
+        seen = DecisionInput(view, self.now, claims=self.index.claims.get("web") or ())
         made = decide(self.record, seen)
         serving = self.serving(made.record)
-        begin_operations(made, Found(ready=frozenset(made.chosen)), seen)
+        begin_operations(made, FoundPlaces(ready=frozenset(made.chosen)), seen)
         wanted = made.record.spec.tasks
         if self.serving(made.record) < serving:  # only within the budget
             assert wanted - self.serving(made.record) <= made.record.spec.update.max_unavailable
@@ -105,7 +105,7 @@ class Model:
         self.record = made.record
         self.obey()
 
-    def allocate(self, record: JobRecord, view: dict[str, SeenMachine]) -> Placed:
+    def allocate(self, record: JobRecord, view: dict[str, ObservedMachine]) -> PlacementResult:
         """Allocates as the allocator does, but immediately."""
         for name in MACHINES:
             unfit = "still has tasks to lose" if record.leaving.get(name) else ""
@@ -139,7 +139,7 @@ class Model:
 
     def serving(self, record: JobRecord) -> int:
         return sum(
-            task.phase is TaskPhase.RUNNING and task.listed and not is_going(task)
+            task.phase is TaskPhase.RUNNING and task.listed and not is_being_removed(task)
             for task in record.tasks
         )
 

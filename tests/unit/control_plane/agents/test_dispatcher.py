@@ -32,11 +32,11 @@ class Agent:
     def __init__(self, bench: Bench, machine: str) -> None:
         self.bench, self.machine = bench, machine
 
-    async def _answer(self, what: str) -> None:
+    async def _answer(self, subject: str) -> None:
         await RUNTIME.sleep(self.bench.answer_s.get(self.machine, 0.01))
         if self.machine in self.bench.silent:
             raise Unreachable(f"cannot reach {self.machine}")
-        self.bench.done[(self.machine, what)] = RUNTIME.now()
+        self.bench.done[(self.machine, subject)] = RUNTIME.now()
 
     async def put_task(self, task: str, spec: api.TaskSpec) -> api.TaskStatus:
         await self._answer(task)
@@ -52,6 +52,9 @@ class Agent:
             self.bench.reboots.discard(self.machine)
             self.bench.observations.observation(self.machine).boot_id = "another"
             raise Unreachable(f"cannot reach {self.machine}")
+        if self.machine in self.bench.broken:
+            self.bench.broken.discard(self.machine)
+            raise RuntimeError("a fault of the program")
         return await find_image(pull.digest)
 
     async def close(self) -> None:
@@ -85,6 +88,8 @@ class Bench:
         self.reboots: set[str] = set()
         """Machines whose next pull fails at the moment at which the control plane observes another
         boot."""
+        self.broken: set[str] = set()
+        """Machines whose next pull fails with an error that no code expects."""
         self.closed: list[str] = []
         self.done: dict[tuple[str, str], float] = {}
         self.wanted: dict[tuple[str, str], api.TaskSpec | Stop] = {}
@@ -92,6 +97,7 @@ class Bench:
         self.observations: Observations
         self.broker: Brokers
         self.dispatcher: Dispatcher
+        self.loop: asyncio.Task[None]
 
     @asynccontextmanager
     async def running(self, machines: list[str], **settings):
@@ -106,11 +112,11 @@ class Bench:
             pool = AgentPool(lambda record: Agent(self, record.machine))
             self.dispatcher = Dispatcher(region, pool, find_image)
             self.dispatcher.wanted = lambda machine, task: self.wanted.get((machine, task))
-            loop = asyncio.create_task(self.dispatcher.run(lambda: 1))
+            self.loop = asyncio.create_task(self.dispatcher.run(lambda: 1))
             await RUNTIME.sleep(0)
             yield self
-            loop.cancel()
-            await asyncio.wait([loop])
+            self.loop.cancel()
+            await asyncio.wait([self.loop])
 
     def list_(self, machine: str) -> None:
         """Make the control plane observe a machine in its present boot, without tasks or images."""
@@ -179,8 +185,8 @@ def test_thirty_slow_agents_delay_no_other():
             bench.has_image(*slow, *quick)
             bench.answer_s = dict.fromkeys(slow, 9.0)
             for machine in slow:
-                for number in range(10):
-                    bench.start(machine, f"a-{number}")
+                for term in range(10):
+                    bench.start(machine, f"a-{term}")
             await RUNTIME.sleep(0.1)
             began = RUNTIME.now()
             for machine in quick:
@@ -199,8 +205,8 @@ def test_commands_beyond_those_in_flight_follow_although_the_agent_is_slow():
         async with Bench().running(["m0"]) as bench:
             bench.has_image("m0")
             bench.answer_s = {"m0": 5.0}
-            for number in range(9):
-                bench.start("m0", f"a-{number}")
+            for term in range(9):
+                bench.start("m0", f"a-{term}")
             await RUNTIME.sleep(30)
             return len(bench.done)
 
@@ -214,8 +220,8 @@ def test_a_second_copy_is_removed_before_a_large_job_is_stopped():
     async def main() -> tuple[float, float, float]:
         machines = [f"m{n}" for n in range(40)]
         async with Bench().running(machines) as bench:
-            for number in range(400):
-                bench.stop(machines[number % 40], f"big-{number}", "batch")
+            for term in range(400):
+                bench.stop(machines[term % 40], f"big-{term}", "batch")
             await RUNTIME.sleep(1.0)
             began = RUNTIME.now()
             bench.stop("m7", "small-0", "front")
@@ -239,8 +245,8 @@ def test_a_start_waits_for_no_image_of_another_task():
         async with Bench().running(["m1"]) as bench:
             bench.has_image("m1")
             bench.pull_s = {IMAGE_2: 600.0}
-            for number in range(8):
-                bench.start("m1", f"a-{number}", IMAGE_2)
+            for term in range(8):
+                bench.start("m1", f"a-{term}", IMAGE_2)
             bench.start("m1", "b-0")
             await RUNTIME.sleep(700)
             return bench.done
@@ -297,8 +303,8 @@ def test_a_stop_that_became_a_start_while_it_waited_stops_nothing():
     async def main() -> list[tuple[str, str]]:
         async with Bench().running(["m1"], destructive_burst=1, destructive_per_s=0.1) as bench:
             bench.has_image("m1")
-            for number in range(3):
-                bench.stop("m1", f"a-{number}", "e")
+            for term in range(3):
+                bench.stop("m1", f"a-{term}", "e")
             await RUNTIME.sleep(1)
             bench.wanted["m1", "a-1"] = a_spec()
             del bench.wanted["m1", "a-2"]
@@ -320,12 +326,12 @@ def test_work_waiting_for_a_removed_machine_is_dropped():
             bench.start("m1", "a-0")
             bench.start("m2", "a-1")
             await RUNTIME.sleep(1)
-            assert list(bench.dispatcher._lines) == ["m1"]  # its pause
+            assert list(bench.dispatcher._queues) == ["m1"]  # its pause
             record = bench.broker.table.get("m1")
             bench.dispatcher._machine_changed("m1", record, None)
             bench.wanted.clear()
             await RUNTIME.sleep(1000)
-            assert bench.dispatcher._lines == {}
+            assert bench.dispatcher._queues == {}
             assert bench.closed == ["m1"]
 
     run(main())
@@ -343,7 +349,61 @@ def test_a_failure_that_does_not_repeat_is_forgotten():
             await RUNTIME.sleep(1)
             bench.wanted.clear()
             await RUNTIME.sleep(200)
-            assert bench.dispatcher._lines == {}
+            assert bench.dispatcher._queues == {}
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-CP145")
+def test_an_unexpected_error_of_a_pull_stops_no_other_command():
+    """The dispatcher logs it and tries again; commands to other machines continue."""
+
+    async def main() -> None:
+        async with Bench().running(["m1", "m2"]) as bench:
+            bench.broken = {"m1"}
+            bench.has_image("m2")
+            bench.start("m1", "a-0")
+            await RUNTIME.sleep(1)
+            bench.start("m2", "b-0")
+            await RUNTIME.sleep(120)
+            assert set(bench.done) == {("m1", "a-0"), ("m2", "b-0")}
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-CP145")
+def test_a_pull_that_a_restart_of_the_dispatcher_cut_off_begins_again():
+    """A task waits for its image only while that is pulled."""
+
+    async def main() -> None:
+        async with Bench().running(["m1"]) as bench:
+            bench.pull_s = {IMAGE: 5.0}
+            bench.start("m1", "a-0")
+            await RUNTIME.sleep(1)
+            bench.loop.cancel()
+            await asyncio.wait([bench.loop])
+            bench.loop = asyncio.create_task(bench.dispatcher.run(lambda: 1))
+            await RUNTIME.sleep(0)
+            bench.start("m1", "a-0")
+            await RUNTIME.sleep(30)
+            assert ("m1", "a-0") in bench.done
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-CP145")
+def test_stops_that_wait_for_the_rate_limit_continue_after_a_restart_of_the_dispatcher():
+    async def main() -> None:
+        async with Bench().running(["m1"], destructive_per_s=0.1, destructive_burst=1) as bench:
+            bench.stop("m1", "a-0", "e")
+            bench.stop("m1", "a-1", "e")
+            await RUNTIME.sleep(1)
+            assert ("m1", "a-1") not in bench.done
+            bench.loop.cancel()
+            await asyncio.wait([bench.loop])
+            bench.loop = asyncio.create_task(bench.dispatcher.run(lambda: 1))
+            await RUNTIME.sleep(30)
+            assert ("m1", "a-1") in bench.done
 
     run(main())
 

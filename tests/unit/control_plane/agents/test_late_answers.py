@@ -70,12 +70,40 @@ def test_reading_an_idle_machine_concludes_nothing() -> None:
 
     async def body() -> None:
         async with one_machine_observed() as observations:
-            blank = observations.look("m1")
-            assert (blank, observations.look("nowhere")) == (UNSEEN, UNSEEN)
+            blank = observations.peek("m1")
+            assert (blank, observations.peek("nowhere")) == (UNSEEN, UNSEEN)
             assert len(observations._observations) == 0
             observations.asked("m1")
             observations.saw_task("m1", a_status(1, TaskState.RUNNING))
-            assert observations.look("m1") is observations.observation("m1")
+            assert observations.peek("m1") is observations.observation("m1")
             assert blank == Observation()
+
+    run(body())
+
+
+@pytest.mark.behaviour("BUG-CP148")
+def test_stops_and_refusals_of_a_machine_do_not_add_up() -> None:
+    """A machine may be observed for years, and run other tasks each day."""
+
+    async def body() -> None:
+        async with one_machine_observed() as observations:
+            observation = observations.observation("m1")
+            for number in range(3000):
+                observations.stop_confirmed("m1", f"web-{number}", 1, gone=True)
+                observations.refused("m1", f"job-{number}", "no", doubtful=False)
+            assert len(observation.stopped) == len(observation.refused) == 1000
+            assert observation.stopped["web-2999"] == 1
+            assert observation.refused["job-2999"] == "no"
+
+    run(body())
+
+
+@pytest.mark.behaviour("BUG-CP148")
+def test_a_refused_image_is_not_refused_any_more_once_it_came() -> None:
+    async def body() -> None:
+        async with one_machine_observed() as observations:
+            observations.refused("m1", "sha256:1", "the registry is down", doubtful=False)
+            observations.image_came("m1", "sha256:1")
+            assert "sha256:1" not in observations.observation("m1").refused
 
     run(body())

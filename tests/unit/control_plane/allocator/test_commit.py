@@ -173,7 +173,7 @@ async def test_a_neighbour_placed_meanwhile_is_seen_at_the_commit():
 
         def bound(rules):
             """Return the state at the start of the first plan, and the current state after that."""
-            return stale if next(times) < 2 else allocator._neighbours.bound(rules)
+            return stale if next(times) < 2 else allocator._affinity.with_terms(rules)
 
         made = await allocator.allocations.allocate(
             request, lambda: allocator.quotas.allowance(request), "", bound

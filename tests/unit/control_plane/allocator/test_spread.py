@@ -11,7 +11,7 @@ from control_plane.allocator.core.planner import plan
 from control_plane.allocator.core.preferences import DEFAULT
 from control_plane.allocator.core.region_index import RegionIndex
 from control_plane.allocator.core.request import Allowance, Group, Request
-from control_plane.allocator.core.weighted_spread import OVER_MSBS, Even
+from control_plane.allocator.core.weighted_spread import OVER_MSBS, EvenSpread
 from control_plane.api.policy import Preference, Property, Strategy
 
 pytestmark = pytest.mark.behaviour("BUG-CP20")
@@ -20,13 +20,13 @@ NONE = Allowance(machines=0)
 
 
 def repairs(index: RegionIndex, request: Request, most: int = 9) -> tuple[spread.Repair, ...]:
-    over = spread.evened(request.preferences)
+    over = spread.even_spread(request.preferences)
     claims = list(index.claims[request.job])
     assert over is not None
     tried = spread.fullest_first(claims, over, most)
     left = {c.machine.name for c in claims if c.task in tried}
-    made = plan(index, spread.trying(request, tried, left), NONE)
-    return spread.gaining(claims, over, made, most)
+    made = plan(index, spread.trial_request(request, tried, left), NONE)
+    return spread.improving_moves(claims, over, made, most)
 
 
 def uneven_after_a_failure() -> RegionIndex:
@@ -170,10 +170,10 @@ def test_the_remaining_tasks_are_as_even_as_possible():
 def test_only_a_preference_to_be_even_is_repaired():
     even = Preference(property=Property.RACK, strategy=Strategy.EVEN)
     pack = Preference(property=Property.MSB, strategy=Strategy.PACK)
-    assert spread.evened(DEFAULT) == OVER_MSBS
-    assert spread.evened((pack, even)) is None
-    assert spread.evened((even, pack)) == Even(Property.RACK)
-    assert spread.evened(()) is None
+    assert spread.even_spread(DEFAULT) == OVER_MSBS
+    assert spread.even_spread((pack, even)) is None
+    assert spread.even_spread((even, pack)) == EvenSpread(Property.RACK)
+    assert spread.even_spread(()) is None
 
 
 def test_unevenness_includes_bins_without_tasks():

@@ -6,7 +6,7 @@ import random
 
 from msgspec.structs import replace
 
-from control_plane.allocator.task_directory import Entry, TaskDirectory
+from control_plane.allocator.task_directory import PlacedTask, TaskDirectory
 from control_plane.api.job_changes import task_changes
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord, task_id
 
@@ -45,18 +45,18 @@ def drawn(rng: random.Random, before: JobRecord | None) -> JobRecord | None:
     return a_job(tasks, leaving)
 
 
-def expected(record: JobRecord | None) -> dict[str, dict[str, Entry]]:
-    found: dict[str, dict[str, Entry]] = {name: {} for name in MACHINES[:3]}
+def expected(record: JobRecord | None) -> dict[str, dict[str, PlacedTask]]:
+    found: dict[str, dict[str, PlacedTask]] = {name: {} for name in MACHINES[:3]}
     for task in record.tasks if record is not None else ():
         if task.placement is not None:
             lost = task.phase is TaskPhase.LOST
-            found[task.placement.machine][task_id("w", task.index)] = Entry("w", lost=lost)
+            found[task.placement.machine][task_id("w", task.index)] = PlacedTask("w", lost=lost)
     for machine, ids in record.leaving.items() if record is not None else ():
-        found[machine] |= {name: Entry("w", leaving=True) for name in ids}
+        found[machine] |= {name: PlacedTask("w", leaving=True) for name in ids}
     return found
 
 
-def there(directory: TaskDirectory) -> dict[str, dict[str, Entry]]:
+def there(directory: TaskDirectory) -> dict[str, dict[str, PlacedTask]]:
     return {name: dict(directory.tasks(name)) for name in MACHINES[:3]}
 
 

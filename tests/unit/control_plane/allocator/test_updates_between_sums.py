@@ -5,8 +5,8 @@ from regions import FREE, RegionIndex, a_request, add, plan
 
 from control_plane.allocator.affinity import JobAffinity
 from control_plane.allocator.core.demand import demand_for
-from control_plane.allocator.core.ledger import Ledger
-from control_plane.allocator.core.request import Allowance, Near
+from control_plane.allocator.core.ledger import PromiseLedger
+from control_plane.allocator.core.request import Allowance, NeighbourJobs
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Neighbour, Preference, Property, Strategy
@@ -19,26 +19,29 @@ KIND = ("small", "dc1", 4_000_000)
 @pytest.mark.behaviour("CP7")
 def test_a_pool_may_take_the_last_machine_that_is_promised_to_no_other():
     """With no machine left to spare the ledger is valid; with one too many taken it is not."""
-    ledger = Ledger(Shares(groups={}, flows={}, rest={KIND: 2}))
+    ledger = PromiseLedger(Shares(groups={}, flows={}, rest={KIND: 2}))
     for left in (1, 0):
-        ledger.follow({("e1", KIND): 1, (FREE, KIND): -1})
-        assert ledger.is_true
+        ledger.record_moves({("e1", KIND): 1, (FREE, KIND): -1})
+        assert ledger.is_valid
         assert ledger.limits("e2") == {KIND: left}
-    ledger.follow({("e1", KIND): 1, (FREE, KIND): -1})
-    assert not ledger.is_true
+    ledger.record_moves({("e1", KIND): 1, (FREE, KIND): -1})
+    assert not ledger.is_valid
 
 
 @pytest.mark.parametrize(
     "near",
-    [Near(apart_from=(Neighbour(job="b"),)), Near(together_with=(Neighbour(job="b"),))],
+    [
+        NeighbourJobs(apart_from=(Neighbour(job="b"),)),
+        NeighbourJobs(together_with=(Neighbour(job="b"),)),
+    ],
     ids=["apart", "together"],
 )
 def test_a_job_is_alone_unless_it_names_another_or_is_named(near):
     affinity = JobAffinity(RegionIndex())
     affinity.note("a", near)
-    assert [affinity.begins_alone(job) for job in "abc"] == [False, False, True]
+    assert [affinity.begin_alone(job) for job in "abc"] == [False, False, True]
     affinity.note("a", None)
-    assert [affinity.begins_alone(job) for job in "ab"] == [True, True]
+    assert [affinity.begin_alone(job) for job in "ab"] == [True, True]
 
 
 def test_a_task_goes_where_its_entitlement_is_pinned_to():

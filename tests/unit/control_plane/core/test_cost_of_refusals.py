@@ -15,7 +15,7 @@ from regions import (
     settle,
 )
 
-from control_plane.allocator.core import bin_source, draft, explanation
+from control_plane.allocator.core import bin_source, draft, explanation, machine_search
 from control_plane.allocator.core.bin_order import LazyOrder
 from control_plane.allocator.core.claims import Claim
 from control_plane.allocator.core.demand import Demand
@@ -85,7 +85,8 @@ def tried(monkeypatch) -> list[str]:
         seen.append(machine.name)
         return judge(demand, machine, room)
 
-    monkeypatch.setattr(bin_source, "judge", watched)
+    for module in (bin_source, machine_search):
+        monkeypatch.setattr(module, "judge", watched)
     return seen
 
 
@@ -245,18 +246,16 @@ def test_the_largest_free_amount_is_of_all_machines(demand, left, message, pool,
 def test_a_preference_over_racks_examines_at_most_one_per_task(level, monkeypatch):
     """An ask cost 120 to 320 times as much as the default spread: it grouped all machines."""
     checked_bins: list[object] = []
-    count = LazyOrder._follow
+    count = LazyOrder._read_next
 
     def follow(order, heap, tie):
         checked_bins.append(tie)
         count(order, heap, tie)
 
     parted = []
-    bins_of_many = Ranking.bins_of_many
-    monkeypatch.setattr(
-        Ranking, "bins_of_many", lambda r, m: parted.append(m) or bins_of_many(r, m)
-    )
-    monkeypatch.setattr(LazyOrder, "_follow", follow)
+    common_bins = Ranking.common_bins
+    monkeypatch.setattr(Ranking, "common_bins", lambda r, m: parted.append(m) or common_bins(r, m))
+    monkeypatch.setattr(LazyOrder, "_read_next", follow)
     for racks in (50, 200):
         index = RegionIndex()
         index.put_many(

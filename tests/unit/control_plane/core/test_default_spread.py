@@ -89,13 +89,13 @@ def test_a_job_replaces_the_default_spread_by_saying_otherwise(own, expected):
 def moves(index: RegionIndex, own: list[Preference]) -> list[tuple[str, str]]:
     """Return the source and target MSBs to which repairs would move tasks of an uneven job."""
     request = a_request(6, preferences=preferences(own))
-    over, claims = spread.evened(request.preferences), list(index.claims["web"])
+    over, claims = spread.even_spread(request.preferences), list(index.claims["web"])
     if over is None:
         return []
     tried = spread.fullest_first(claims, over, 6)
     left = {claim.machine.name for claim in claims if claim.task in tried}
-    made = plan(index, spread.trying(request, tried, left), Allowance(machines=0))
-    return [(move.from_bin, move.to_bin) for move in spread.gaining(claims, over, made, 6)]
+    made = plan(index, spread.trial_request(request, tried, left), Allowance(machines=0))
+    return [(move.from_bin, move.to_bin) for move in spread.improving_moves(claims, over, made, 6)]
 
 
 def all_in_one_msb(machines: int) -> RegionIndex:

@@ -128,6 +128,22 @@ def test_reasons_are_counted_over_machines_the_most_frequent_first():
     assert tally.fitting == 1
 
 
+@pytest.mark.behaviour("BUG-CP147")
+def test_a_reason_never_reads_as_if_the_room_sufficed():
+    """A machine that lacks one byte had `512 MiB wanted, at most 512 MiB free`."""
+    room = a_machine(memory_bytes=512 * MIB, disk_bytes=100 * MIB)
+    tally = Tally(Demand(memory_bytes=512 * MIB + 1, disk_bytes=100 * MIB + 1))
+    tally.add(room, room)
+    less = a_machine(memory_bytes=512 * MIB - 1)
+    exact = Tally(Demand(memory_bytes=512 * MIB))
+    exact.add(less, less)
+    assert tally.reasons() == (
+        "1 machine: disk: 101 MiB wanted, at most 100 MiB free",
+        "1 machine: memory: 513 MiB wanted, at most 512 MiB free",
+    )
+    assert exact.reasons() == ("1 machine: memory: 512 MiB wanted, at most 511 MiB free",)
+
+
 def test_a_task_may_want_all_of_a_machine():
     machine = a_machine()
     everything = Demand(4 * GIB, cpus=4, gpus=2, network_mbps=1000)

@@ -11,13 +11,13 @@ from control_plane.broker.core.inventory import (
     COLUMNS,
     NOT_JOINED,
     InventoryMachine,
-    against,
-    imported,
+    conflict_with,
+    new_record,
     parse_csv,
     parse_json,
     scope_test,
     size_of,
-    updated,
+    with_values,
 )
 from control_plane.broker.core.unavailability import blocking
 
@@ -39,15 +39,15 @@ def test_every_column_reaches_the_record() -> None:
     assert (hardware.generation, hardware.sku, hardware.rru) == ("skylake", "web-1s-64g", 1.5)
     assert (hardware.cpus, hardware.memory_bytes) == (36, 64 << 30)
     assert hardware.disk_bytes == 500 << 30
-    assert capacity_of(imported(machine, 10.0, simulated=True)).disk_bytes == 400 << 30
+    assert capacity_of(new_record(machine, 10.0, simulated=True)).disk_bytes == 400 << 30
     assert (hardware.network_mbps, hardware.power_w) == (25000, 300)
     assert (machine.machine_type, machine.cluster) == ("web", "c1")
-    assert imported(machine, 10.0, simulated=True).labels == {"disk": "nvme", "zone": "a"}
-    record = imported(machine, 10.0, simulated=False)
+    assert new_record(machine, 10.0, simulated=True).labels == {"disk": "nvme", "zone": "a"}
+    record = new_record(machine, 10.0, simulated=False)
     assert (record.hardware, record.address) == (hardware, "m1.example:7443")
     assert record.state is MachineState.DOWN
     assert record.unavailability[0].reason == NOT_JOINED
-    assert imported(machine, 10.0, simulated=True).state is MachineState.UP
+    assert new_record(machine, 10.0, simulated=True).state is MachineState.UP
 
 
 def test_json_is_equivalent_to_csv() -> None:
@@ -141,17 +141,17 @@ def a_row(**place: str) -> InventoryMachine:
 
 
 def test_the_place_of_a_machine_in_use_does_not_change() -> None:
-    record = imported(a_row(), 0.0, simulated=True)
+    record = new_record(a_row(), 0.0, simulated=True)
     used = msgspec.structs.replace(record, entitlement="front")
-    assert against(record, a_row(rack="r2")) == ""
-    assert against(used, a_row()) == ""
-    assert against(used, a_row(rack="r2")).startswith("is in entitlement 'front': its place")
-    assert updated(record, a_row(rack="r2")).location.rack == "r2"
+    assert conflict_with(record, a_row(rack="r2")) == ""
+    assert conflict_with(used, a_row()) == ""
+    assert conflict_with(used, a_row(rack="r2")).startswith("is in entitlement 'front': its place")
+    assert with_values(record, a_row(rack="r2")).location.rack == "r2"
 
 
 @pytest.mark.behaviour("MO2")
 def test_a_scope_covers_every_level_and_events() -> None:
-    record = imported(a_row(), 0.0, simulated=False)
+    record = new_record(a_row(), 0.0, simulated=False)
     for level, value in {"datacenter": "dc1", "msb": "b1", "row": "w1", "rack": "r1"}.items():
         assert scope_test(MachineScope(**{level: value}))(record)
         assert not scope_test(MachineScope(**{level: "other"}))(record)
@@ -162,5 +162,5 @@ def test_a_scope_covers_every_level_and_events() -> None:
 
 
 def test_a_failure_is_no_plan() -> None:
-    record: MachineRecord = imported(a_row(), 0.0, simulated=False)
+    record: MachineRecord = new_record(a_row(), 0.0, simulated=False)
     assert blocking(record, 10.0) == ""

@@ -15,7 +15,7 @@ from agent.api import (
     TaskStatus,
 )
 from control_plane.agents.core.commands import Start, Stop, unknown_tasks
-from control_plane.agents.core.seen import SeenMachine
+from control_plane.agents.core.observed import ObservedMachine
 from control_plane.api.jobs import (
     JobRecord,
     JobSpec,
@@ -30,15 +30,15 @@ from control_plane.api.stored_jobs import read_retired, retired_of
 from control_plane.api.updates import OnFailure, Rollout
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
-from control_plane.scheduler.core.decision import Seen
+from control_plane.scheduler.core.decision import DecisionInput
 from control_plane.scheduler.core.new_tasks import is_failing
-from control_plane.scheduler.core.operations import Ledger
-from control_plane.scheduler.core.reconcile import next_look, observe
-from control_plane.scheduler.core.release import advance
-from control_plane.scheduler.core.rollout import to_place
-from control_plane.scheduler.core.sizing import remaining
+from control_plane.scheduler.core.operations import OperationLedger
+from control_plane.scheduler.core.reconcile import next_round_at, observe
+from control_plane.scheduler.core.release import with_rollout_advanced
+from control_plane.scheduler.core.rollout import tasks_to_place
+from control_plane.scheduler.core.sizing import remaining_tasks
 from control_plane.scheduler.core.task_commands import command_about, commands
-from control_plane.scheduler.core.task_versions import placed_as
+from control_plane.scheduler.core.task_versions import placement_version
 
 IMAGE = "sha256:" + "1" * 64
 
@@ -79,9 +79,9 @@ def a_status(index: int = 0, **changes) -> TaskStatus:
     return TaskStatus(**(values | changes))
 
 
-def m1(*tasks: TaskStatus, **changes) -> dict[str, SeenMachine]:
+def m1(*tasks: TaskStatus, **changes) -> dict[str, ObservedMachine]:
     values = {"up": True, "answering": True, "ready": True}
-    return {"m1": SeenMachine(**(values | changes), tasks={t.task_id: t for t in tasks})}
+    return {"m1": ObservedMachine(**(values | changes), tasks={t.task_id: t for t in tasks})}
 
 
 def at(seconds: float) -> Moment:
@@ -110,7 +110,7 @@ def test_a_failed_start_waits_longer_each_time():
     record = a_record(a_task(phase=TaskPhase.STARTING, attempts=3))
     waiting = observe(record, m1(status), at(100.0))
     assert waiting.tasks[0].retry_at == 116.0
-    assert next_look(waiting, at(100.0)) == 116.0
+    assert next_round_at(waiting, at(100.0)) == 116.0
     assert after(waiting, m1(status), 115.0) == waiting.tasks[0]
     again = after(waiting, m1(status), 116.0)
     assert (again.phase, again.attempts, again.retry_at) == (TaskPhase.STARTING, 4, 0.0)
@@ -261,7 +261,7 @@ def test_unexpected_tasks_are_our_own_tasks_that_belong_elsewhere():
 
 
 def chosen(record: JobRecord, view) -> tuple[int, ...]:
-    return decide(record, Seen(view, at(1.0))).chosen
+    return decide(record, DecisionInput(view, at(1.0))).chosen
 
 
 @pytest.mark.behaviour("SC6", "BUG-AU1")
@@ -287,7 +287,7 @@ def test_all_down_tasks_count_before_broken_ones_are_replaced():
     ]
     record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=2))
     sick = [a_status(i, health=Health.UNHEALTHY) for i in (1, 2, 3)]
-    view = m1(*sick) | {"m9": SeenMachine(up=False, answering=False, ready=False)}
+    view = m1(*sick) | {"m9": ObservedMachine(up=False, answering=False, ready=False)}
     assert chosen(record, view) == ()
 
 
@@ -309,7 +309,7 @@ def test_a_task_that_must_leave_now_uses_up_the_budget():
     record = a_record(*tasks, version=2, update=UpdatePolicy(max_unavailable=1))
     event = UnavailabilityEvent(event_id="e", kind=EventKind.MAINTENANCE, reason="fan", start=0.0)
     late = m1(a_status(1), departure=event, overdue=True)["m1"]
-    made = decide(record, Seen(m1(a_status(0), a_status(2)) | {"m2": late}, at(1.0)))
+    made = decide(record, DecisionInput(m1(a_status(0), a_status(2)) | {"m2": late}, at(1.0)))
     assert (made.overdue, made.chosen) == ((1,), ())
 
 
@@ -327,7 +327,7 @@ def test_an_update_waits_while_machines_do_not_answer():
 
 def given_up(record: JobRecord, view) -> list[int]:
     """Return the tasks that are removed because the job is smaller."""
-    made = decide(record, Seen(view, at(1.0))).record
+    made = decide(record, DecisionInput(view, at(1.0))).record
     return [t.index for t in made.tasks if t.operation and t.operation.cause is Cause.RESIZE]
 
 
@@ -335,7 +335,7 @@ def given_up(record: JobRecord, view) -> list[int]:
 def test_a_smaller_job_gives_up_nothing_that_serves_for_what_does_not():
     """Two tasks of a silent machine had ended, and a third, serving task was stopped."""
     tasks = [a_task(i, placement=Placement(machine="m2" if i < 2 else "m1")) for i in range(6)]
-    silent = {"m2": SeenMachine(up=True, answering=False, ready=False)}
+    silent = {"m2": ObservedMachine(up=True, answering=False, ready=False)}
     view = m1(*(a_status(i) for i in range(2, 6))) | silent
     assert given_up(a_record(*tasks), view) == []
     assert given_up(a_record(*tasks, tasks=5), view) == [1]
@@ -347,7 +347,7 @@ def test_a_smaller_job_stops_tasks_that_do_not_serve_first():
     """A task on a silent machine may still serve; an unhealthy task does not."""
     tasks = [a_task(0), a_task(1, placement=Placement(machine="m2")), a_task(2)]
     sick = a_status(0, health=Health.UNHEALTHY)
-    silent = {"m2": SeenMachine(up=True, answering=False, ready=False)}
+    silent = {"m2": ObservedMachine(up=True, answering=False, ready=False)}
     view = m1(sick, a_status(2)) | silent
     assert given_up(a_record(*tasks, tasks=2), view) == [0]
     assert given_up(a_record(*tasks, tasks=1), view) == [0, 1]
@@ -357,8 +357,8 @@ def test_a_smaller_job_stops_tasks_that_do_not_serve_first():
 def test_a_plan_that_sees_nothing_keeps_what_clients_use():
     """Without any reports, no listed task is worse than another."""
     tasks = [a_task(0, phase=TaskPhase.STARTING), a_task(1), a_task(2)]
-    assert remaining(a_record(*tasks, tasks=2), Seen({}, at(0.0))) == (1, 2)
-    assert remaining(a_record(*tasks, tasks=1), Seen({}, at(0.0))) == (1,)
+    assert remaining_tasks(a_record(*tasks, tasks=2), DecisionInput({}, at(0.0))) == (1, 2)
+    assert remaining_tasks(a_record(*tasks, tasks=1), DecisionInput({}, at(0.0))) == (1,)
 
 
 @pytest.mark.behaviour("BUG-TC1", "BUG-CP30")
@@ -368,10 +368,10 @@ def test_a_lost_task_that_is_back_is_not_taken_for_a_version_that_it_never_ran()
     The record keeps the version with which the copy was started until the machine has reported.
     """
     lost = a_task(phase=TaskPhase.LOST, reason="machine m1 is not usable")
-    away = {"m1": SeenMachine(up=False, answering=False, ready=False)}
-    record = decide(a_record(lost, version=2), Seen(away, Moment(1000.0, 10.0))).record
-    back = {"m1": SeenMachine(up=True, answering=True, ready=True, tasks={"web-0": a_status()})}
-    (task,) = decide(record, Seen(back, Moment(1001.0, 11.0))).record.tasks
+    away = {"m1": ObservedMachine(up=False, answering=False, ready=False)}
+    record = decide(a_record(lost, version=2), DecisionInput(away, Moment(1000.0, 10.0))).record
+    back = {"m1": ObservedMachine(up=True, answering=True, ready=True, tasks={"web-0": a_status()})}
+    (task,) = decide(record, DecisionInput(back, Moment(1001.0, 11.0))).record.tasks
     assert (task.version, task.phase, task.generation) == (1, TaskPhase.RUNNING, 5)
 
 
@@ -405,8 +405,8 @@ def test_a_version_runs_everywhere_once_no_task_is_being_updated_to_it(
     record = a_record(a_task(version=2), last, version=2)
     record = replace(record, rollout=Rollout(version=2, base=1, passed=True))
     now = Moment(wall=1000.0, steady=1000.0)
-    ledger = Ledger(record, now)
-    advanced = advance(record, record, ledger, now)
+    ledger = OperationLedger(record, now)
+    advanced = with_rollout_advanced(record, record, ledger, now)
     assert advanced.rollout is not None
     assert advanced.rollout.done is is_done
     assert [e.reason for e in ledger.events] == ["all tasks run version 2"] * is_done
@@ -418,8 +418,8 @@ def test_an_update_is_not_done_before_one_task_of_its_version_served(phase: Task
     """All tasks were down. The version failed, and no rollback was made."""
     record = a_record(a_task(phase=phase, version=2, listed=False), version=2)
     record = replace(record, rollout=Rollout(version=2, base=1, passed=True))
-    ledger = Ledger(record, at(100.0))
-    advanced = advance(record, record, ledger, at(100.0))
+    ledger = OperationLedger(record, at(100.0))
+    advanced = with_rollout_advanced(record, record, ledger, at(100.0))
     assert advanced.rollout is not None
     assert not advanced.rollout.done
     assert not ledger.events
@@ -435,7 +435,7 @@ def test_a_task_that_its_host_ends_in_a_cut_is_no_evidence_about_its_version(sta
     task = a_task(phase=TaskPhase.STARTING, version=2, state=state)
     record = a_record(task, version=2, update=update)
     record = replace(record, rollout=Rollout(version=2, base=1, passed=True))
-    advanced = advance(record, record, Ledger(record, at(90.0)), at(90.0))
+    advanced = with_rollout_advanced(record, record, OperationLedger(record, at(90.0)), at(90.0))
     assert advanced.rollout is not None
     assert advanced.rollout.failed == ((0,) if is_blamed else ())
 
@@ -447,8 +447,8 @@ def released_in_a_cut(old: dict[str, object], new: dict[str, object]) -> JobReco
     return replace(after, specs={1: before, 2: after.spec})
 
 
-def silent(no_report_s: float) -> dict[str, SeenMachine]:
-    return {"m1": SeenMachine(up=False, answering=False, ready=False, no_report_s=no_report_s)}
+def silent(no_report_s: float) -> dict[str, ObservedMachine]:
+    return {"m1": ObservedMachine(up=False, answering=False, ready=False, no_report_s=no_report_s)}
 
 
 STOP = Disconnect(policy=DisconnectPolicy.STOP, after_s=30.0)
@@ -461,12 +461,12 @@ def test_a_shorter_stop_timeout_of_a_release_in_a_cut_does_not_shorten_the_wait(
         {"disconnect": STOP, "stop_timeout_s": 120.0}, {"disconnect": STOP, "stop_timeout_s": 1.0}
     )
     for no_report_s in (40.0, 100.0, 149.0):
-        seen = Seen(silent(no_report_s), at(no_report_s))
+        seen = DecisionInput(silent(no_report_s), at(no_report_s))
         record = decide(record, seen).record
-        assert to_place(record, seen.view) == ()
+        assert tasks_to_place(record, seen.view) == ()
         assert record.tasks[0].version == 1
-    ended = decide(record, Seen(silent(200.0), at(200.0))).record
-    assert [task.index for task in to_place(ended, silent(200.0))] == [0]
+    ended = decide(record, DecisionInput(silent(200.0), at(200.0))).record
+    assert [task.index for task in tasks_to_place(ended, silent(200.0))] == [0]
 
 
 @pytest.mark.behaviour("BUG-CP30")
@@ -474,9 +474,9 @@ def test_a_stop_version_waits_for_the_copy_of_a_keep_version():
     """After a change from keep to stop in a cut, no second copy starts before a report."""
     record = released_in_a_cut({}, {"disconnect": STOP, "stop_timeout_s": 1.0})
     for no_report_s in (40.0, 1000.0):
-        record = decide(record, Seen(silent(no_report_s), at(no_report_s))).record
-        placed = to_place(record, silent(no_report_s))
-        assert all(placed_as(record, task) == 1 for task in placed)
+        record = decide(record, DecisionInput(silent(no_report_s), at(no_report_s))).record
+        placed = tasks_to_place(record, silent(no_report_s))
+        assert all(placement_version(record, task) == 1 for task in placed)
 
 
 @pytest.mark.behaviour("BUG-CP30")
@@ -490,10 +490,10 @@ def test_a_job_made_again_knows_the_copies_that_its_predecessor_left_behind():
         a_record(fresh, disconnect=STOP), leaving=stored.lasting, lasting=stored.lasting
     )
     assert stored.generation == 9
-    waiting = decide(record, Seen(silent(500.0), at(500.0))).record
-    assert to_place(waiting, silent(500.0)) == ()
-    back = decide(waiting, Seen(m1(), at(501.0))).record
-    assert [task.index for task in to_place(back, m1())] == [0]
+    waiting = decide(record, DecisionInput(silent(500.0), at(500.0))).record
+    assert tasks_to_place(waiting, silent(500.0)) == ()
+    back = decide(waiting, DecisionInput(m1(), at(501.0))).record
+    assert [task.index for task in tasks_to_place(back, m1())] == [0]
     assert read_retired(b"41").generation == 41
 
 
@@ -516,7 +516,7 @@ def test_a_moved_job_does_not_stop_all_its_tasks_at_once():
     moved = replace(made.spec, entitlement="f")
     record = replace(made, spec=moved, specs={1: made.spec, 2: moved})
     there = m1(*(a_status(i) for i in range(3)), homes=frozenset({"e"}))
-    after_it = decide(record, Seen(there, at(100.0))).record
+    after_it = decide(record, DecisionInput(there, at(100.0))).record
     assert sum(task.phase is TaskPhase.RUNNING for task in after_it.tasks) >= 2
 
 

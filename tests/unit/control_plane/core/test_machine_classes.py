@@ -134,7 +134,7 @@ def test_a_pool_is_dropped_with_its_last_machine_and_its_gains_never_fall():
         seen.append(index.gains("e0"))
         allocate(index, a_request([], pool=pool))
         add(index, "a b", pool=FREE)
-        index.loosened(pool)
+        index.note_gain(pool)
     assert list(index.pools) == [FREE]
     assert seen == sorted(seen)
     assert index.gains("e0") >= seen[-1]

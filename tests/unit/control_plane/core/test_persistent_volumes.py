@@ -15,7 +15,7 @@ from control_plane.api.jobs import (
     TaskRecord,
 )
 from control_plane.api.operations import Cause, Operation, OperationKind, OperationState
-from control_plane.scheduler.core.volume_pinning import kept_notes
+from control_plane.scheduler.core.volume_pinning import volume_notes
 
 pytestmark = pytest.mark.behaviour("AG9")
 
@@ -42,7 +42,7 @@ def a_job(name: str = "db", machine: str = "m1", **volumes: Volume) -> JobRecord
 
 
 def notes(record: JobRecord, *others: JobRecord) -> list[str]:
-    return kept_notes(record, {o.name: o for o in others}.get)
+    return volume_notes(record, {o.name: o for o in others}.get)
 
 
 def with_task(record: JobRecord, **changes: object) -> JobRecord:

@@ -25,7 +25,7 @@ from regions import (
     where,
 )
 
-from control_plane.allocator.core import bin_source, feasibility
+from control_plane.allocator.core import bin_source, feasibility, machine_search
 from control_plane.allocator.core.demand import Demand
 from control_plane.allocator.core.planner import planning
 from control_plane.allocator.core.preferences import DEFAULT
@@ -553,7 +553,7 @@ def test_a_refusal_judges_no_machine_twice_for_requests_that_are_alike(monkeypat
         judged.append(machine)
         return judge(demand, machine, room)
 
-    for module in (feasibility, bin_source):
+    for module in (feasibility, bin_source, machine_search):
         monkeypatch.setattr(module, "judge", counting)
     again = plan(index, a_request(7, "two"), Allowance())
     assert (again.unplaced, again.reasons) == (tuple(range(7)), first.reasons)

@@ -204,7 +204,7 @@ def test_running_tasks_are_counted_and_never_refused():
     index = a_region(dc1_msb1=400)
     machines = [index.machines[f"msb1-{i}"] for i in range(3)]
     index.restore("old", "e1", [Claim(0, machines[0], Demand(GIB, cpus=1))])
-    index.restore_alike("older", "e1", 0, machines[1:], Demand(GIB, cpus=1))
+    index.restore_equal("older", "e1", 0, machines[1:], Demand(GIB, cpus=1))
     assert used(index) == {MSB1: 1200}
     made = allocate(index, a_request(1, "older", demand=Demand(GIB, cpus=1)))
     assert not made.unplaced

@@ -6,8 +6,8 @@ import pytest
 
 from agent.api import Health, TaskState, TaskStatus
 from control_plane.agents.core.commands import unknown_tasks
-from control_plane.agents.core.restored import differences, is_of_before
-from control_plane.agents.core.seen import SeenMachine
+from control_plane.agents.core.observed import ObservedMachine
+from control_plane.agents.core.restored import differences, predates_restore
 from control_plane.api.jobs import JobRecord, JobSpec, Placement, TaskPhase, TaskRecord
 from control_plane.api.restored import Difference
 from control_plane.scheduler.core.clock import Moment
@@ -58,7 +58,7 @@ def a_status(task: str, generation: int = 5, epoch: int = 7) -> TaskStatus:
 )
 def test_commands_of_an_earlier_term_are_old(epoch: int, restored: int, expected: bool) -> None:
     """A task that a user started on the host itself has no term and no owner."""
-    assert is_of_before(a_status("c-0", epoch=epoch), restored) is expected
+    assert predates_restore(a_status("c-0", epoch=epoch), restored) is expected
 
 
 @pytest.mark.behaviour("F-88")
@@ -76,7 +76,7 @@ def test_changes_since_the_copy_stay(phase: TaskPhase) -> None:
     """Without this rule all tasks of the job would have restarted at once, at the old version."""
     record, status = a_job("b", a_task(phase=phase)), a_status("b-0", generation=9)
     for restored, expected in ((0, TaskPhase.STARTING), (RESTORED, TaskPhase.RUNNING)):
-        machine = SeenMachine(
+        machine = ObservedMachine(
             up=True, answering=True, ready=True, tasks={"b-0": status}, restored=restored
         )
         after = observe(record, {"m1": machine}, NOW)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api import Health, Location, TaskState, TaskStatus
-from control_plane.agents.core.seen import SeenMachine
+from control_plane.agents.core.observed import ObservedMachine
 from control_plane.api.jobs import (
     ControllerRef,
     JobRecord,
@@ -22,7 +22,7 @@ from control_plane.broker.core.unavailability import returning
 from control_plane.scheduler.core.approval import question
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
-from control_plane.scheduler.core.decision import Decision, Seen
+from control_plane.scheduler.core.decision import Decision, DecisionInput
 from control_plane.task_control.core.conversation import ControllerAnswer
 
 pytestmark = pytest.mark.behaviour("BUG-AU4")
@@ -32,7 +32,7 @@ NOW = 1e9
 TASKS = 4
 
 
-def machine(index: int, **fields) -> SeenMachine:
+def machine(index: int, **fields) -> ObservedMachine:
     """Return a machine with one healthy task on it."""
     status = TaskStatus(
         task_id=f"web-{index}",
@@ -44,7 +44,7 @@ def machine(index: int, **fields) -> SeenMachine:
         job="web",
     )
     values = {"up": True, "answering": True, "ready": True, "tasks": {status.task_id: status}}
-    return SeenMachine(**(values | fields))
+    return ObservedMachine(**(values | fields))
 
 
 def leaving(
@@ -52,12 +52,12 @@ def leaving(
     deadline_s: float | None = None,
     kind: EventKind = EventKind.MAINTENANCE,
     **fields,
-) -> SeenMachine:
+) -> ObservedMachine:
     deadline = None if deadline_s is None else NOW + deadline_s
     return machine(index, departure=replace(an_event(kind), deadline=deadline), **fields)
 
 
-def a_view(**others: SeenMachine) -> dict[str, SeenMachine]:
+def a_view(**others: ObservedMachine) -> dict[str, ObservedMachine]:
     return {f"m{n}": machine(n) for n in range(TASKS)} | others
 
 
@@ -94,8 +94,8 @@ def an_operation(task: int, state: OperationState, cause: Cause, **changes) -> O
     return Operation(id=f"web-{task}.1", task=task, cause=cause, state=state, **values)
 
 
-def decided(view: dict[str, SeenMachine], record: JobRecord | None = None, **seen) -> Decision:
-    return decide(record or a_record(), Seen(view, Moment(wall=NOW, steady=0.0), **seen))
+def decided(view: dict[str, ObservedMachine], record: JobRecord | None = None, **seen) -> Decision:
+    return decide(record or a_record(), DecisionInput(view, Moment(wall=NOW, steady=0.0), **seen))
 
 
 @pytest.mark.behaviour("BUG-AU4", "SC6")

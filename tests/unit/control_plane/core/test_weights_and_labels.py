@@ -20,7 +20,7 @@ from regions import (
 
 from control_plane.allocator.core import spread
 from control_plane.allocator.core.preferences import DEFAULT
-from control_plane.allocator.core.weighted_spread import Even
+from control_plane.allocator.core.weighted_spread import EvenSpread
 from control_plane.api.policy import Preference, Property, Strategy
 from control_plane.api.validate import job_spec
 from wire.errors import InvalidInput
@@ -162,8 +162,8 @@ def test_a_requested_uneven_spread_is_not_repaired_and_shrinks_as_it_grew():
     index = labelled(a=2, b=2)
     preference = (Preference(property=ZONE, weights={"a": 3}),)
     assert by_zone(index, 8, *preference) == {"a": 6, "b": 2}
-    over, claims = spread.evened(preference), list(index.claims["web"])
-    assert over == Even(ZONE, (("a", 3),))
+    over, claims = spread.even_spread(preference), list(index.claims["web"])
+    assert over == EvenSpread(ZONE, (("a", 3),))
     assert spread.unevenness(claims, over, ["b"]) is None
     gone = spread.fullest_first(claims, over, 4)
     left = Counter(c.machine.name[0] for c in claims if c.task not in gone)
@@ -178,13 +178,13 @@ def test_tasks_that_left_a_heavy_bin_return_to_it():
     assert by_zone(index, 8, *preference) == {"b": 8}
     for name in ("a0", "a1"):
         index.block(name, "")
-    over, claims = spread.evened(preference), list(index.claims["web"])
+    over, claims = spread.even_spread(preference), list(index.claims["web"])
     assert over is not None
     request = a_request(8, preferences=preference)
     tried = spread.fullest_first(claims, over, 9)
     left = {c.machine.name for c in claims if c.task in tried}
-    made = plan(index, spread.trying(request, tried, left), Allowance(machines=0))
-    moves = spread.gaining(claims, over, made, 9)
+    made = plan(index, spread.trial_request(request, tried, left), Allowance(machines=0))
+    moves = spread.improving_moves(claims, over, made, 9)
     assert [(move.from_bin, move.to_bin) for move in moves] == [("b", "a")] * 6
 
 

@@ -17,7 +17,7 @@ from control_plane.api.machines import EventKind
 from control_plane.api.operations import STOP
 from control_plane.api.profiles import ProfileProposal, version_name
 from control_plane.api.settings import PortalSettings
-from control_plane.broker.core.assignment import FREE, unavailable
+from control_plane.broker.core.assignment import FREE, not_holdable
 from control_plane.broker.core.unavailability import open_event
 from control_plane.profiles.core.stats import ALL, stats_of
 from taskcontrol.api import Ack, TaskControlRequest, TaskControlResponse
@@ -258,7 +258,7 @@ def test_a_machine_that_leaves_its_entitlement_leaves_its_switch_of_profile_behi
                 )
             record = broker.table.get(name)
             assert record.entitlement == FREE
-            assert unavailable(record, w.runtime.date()) == ""
+            assert not_holdable(record, w.runtime.date()) == ""
 
     run(main())
 
@@ -284,7 +284,7 @@ async def test_an_event_that_an_earlier_release_left_on_a_free_machine_is_ended(
     name = sorted(w.region.machines)[0]
     assert w.cp._broker.table.get(name).entitlement == FREE
     await w.cp.profiles._begin_drain(name, NAME)
-    await w.until(lambda: unavailable(w.cp._broker.table.get(name), w.runtime.date()) == "")
+    await w.until(lambda: not_holdable(w.cp._broker.table.get(name), w.runtime.date()) == "")
 
 
 @scenario()

@@ -17,7 +17,7 @@ from control_plane.api.machines import MachineRecord
 from control_plane.api.ownership import EntitlementOwner
 from control_plane.api.stored_jobs import CHUNK
 from control_plane.broker.brokers import Brokers
-from control_plane.broker.many import FollowedMachines
+from control_plane.broker.followed_machines import FollowedMachines
 from control_plane.runtime.following import Followed, Following
 from control_plane.runtime.job_table import JobTable
 from control_plane.runtime.runtime import Runtime

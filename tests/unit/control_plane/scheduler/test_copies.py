@@ -9,7 +9,7 @@ from virtual_time import clock, run
 from world import World, a_job, a_region, scenario
 
 from agent.api import Disconnect, DisconnectPolicy, Exit, Health, TaskState, certainly_ended_s
-from control_plane.agents.core.seen import SeenMachine
+from control_plane.agents.core.observed import ObservedMachine
 from control_plane.api.jobs import JobSpec
 from control_plane.cli.jobfile import read_job
 from control_plane.scheduler.core.copies import ended_in_s
@@ -97,7 +97,7 @@ def test_after_a_restart_the_certain_end_counts_from_the_start():
 
 @pytest.mark.parametrize("spec", [a_job(1), a_job(1, disconnect=STOP)])
 def test_the_certain_end_of_a_copy_follows_from_reports_of_its_machine(spec: JobSpec) -> None:
-    silent = SeenMachine(up=False, answering=False, ready=False, no_report_s=20.0)
+    silent = ObservedMachine(up=False, answering=False, ready=False, no_report_s=20.0)
     latest_s = certainly_ended_s(spec.disconnect, spec.stop_timeout_s)
     left_s = 0.0 if latest_s is None else latest_s - 20
     assert ended_in_s(spec, "web-0", silent) == pytest.approx(left_s)
@@ -105,8 +105,8 @@ def test_the_certain_end_of_a_copy_follows_from_reports_of_its_machine(spec: Job
     assert ended_in_s(spec, "web-0", None) == 0.0
 
 
-def with_silence(machine: SeenMachine, no_report_s: float) -> SeenMachine:
-    return SeenMachine(up=machine.up, answering=False, ready=False, no_report_s=no_report_s)
+def with_silence(machine: ObservedMachine, no_report_s: float) -> ObservedMachine:
+    return ObservedMachine(up=machine.up, answering=False, ready=False, no_report_s=no_report_s)
 
 
 def test_a_job_file_has_it_in_the_notation_for_people(tmp_path: Path) -> None:

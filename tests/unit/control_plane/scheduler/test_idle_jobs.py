@@ -46,13 +46,13 @@ def test_reports_of_machines_cause_no_round_of_an_idle_job(rounds: list[str]) ->
 
 def test_the_clock_alone_checks_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 20,000 jobs, periodic checks of every task used a quarter of a core for nothing."""
-    compared, real = list[int](), calm_jobs.serves_as_seen
+    compared, real = list[int](), calm_jobs.serves_unchanged
 
-    def serves_as_seen(job, task, there):
+    def serves_unchanged(job, task, there):
         compared.append(task.index)
         return real(job, task, there)
 
-    monkeypatch.setattr(calm_jobs, "serves_as_seen", serves_as_seen)
+    monkeypatch.setattr(calm_jobs, "serves_unchanged", serves_unchanged)
 
     @scenario()
     async def story(w: World) -> None:

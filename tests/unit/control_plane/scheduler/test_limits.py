@@ -267,7 +267,7 @@ async def test_a_plan_that_cannot_wait_is_carried_out_at_its_deadline(w: World):
     """A deadline takes precedence over a limit on capacity."""
     await w.deployed(a_job(3, limits=LARGE), quota=6)
     losses = w.cp.shards.all[0].scheduler._losses
-    losses.held = lambda record: dict.fromkeys(w.region.machines, "much is lost")
+    losses.held_back = lambda record: dict.fromkeys(w.region.machines, "much is lost")
     host = next(m for m, tasks in w.region.where().items() if tasks)
     request = MaintenanceRequest(
         machines=[host], work=Work.REPAIR, reason="fan", deadline_s=300.0, despite=True

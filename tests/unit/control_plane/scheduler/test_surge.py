@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.api import Health, TaskState, TaskStatus
-from control_plane.agents.core.seen import SeenMachine
+from control_plane.agents.core.observed import ObservedMachine
 from control_plane.api.jobs import (
     ControllerRef,
     JobRecord,
@@ -18,7 +18,7 @@ from control_plane.api.operations import Cause, Operation, OperationKind, Operat
 from control_plane.api.updates import UpdatePolicy
 from control_plane.scheduler.core.clock import Moment
 from control_plane.scheduler.core.decide import decide
-from control_plane.scheduler.core.decision import Seen
+from control_plane.scheduler.core.decision import DecisionInput
 from control_plane.task_control.core.conversation import ControllerAnswer
 
 DRAINED = UnavailabilityEvent(event_id="e", kind=EventKind.MAINTENANCE, reason="fan", start=0.0)
@@ -38,8 +38,8 @@ def serving(index: int, *, extra: bool = False) -> TaskRecord:
     )
 
 
-def machine(*, answering: bool) -> SeenMachine:
-    return SeenMachine(up=True, answering=answering, ready=True)
+def machine(*, answering: bool) -> ObservedMachine:
+    return ObservedMachine(up=True, answering=answering, ready=True)
 
 
 @pytest.mark.behaviour("SC21")
@@ -64,12 +64,12 @@ def test_an_extra_task_on_a_silent_machine_stays_until_the_machine_answers(stale
         tasks=[serving(0), serving(1), serving(2, extra=True)],
     )
     view = {f"m{n}": machine(answering=False) for n in range(3)}
-    made = decide(record, Seen(view, Moment(100.0, 100.0)))
+    made = decide(record, DecisionInput(view, Moment(100.0, 100.0)))
     assert [task.phase for task in made.record.tasks] == [TaskPhase.RUNNING] * 3
     assert all(task.operation is None for task in made.record.tasks)
 
 
-def region(*down: int, **last) -> dict[str, SeenMachine]:
+def region(*down: int, **last) -> dict[str, ObservedMachine]:
     """Return seven machines with a task on each; `last` changes the extra task's machine."""
     seen = {"up": True, "answering": True, "ready": True}
     view = {}
@@ -84,7 +84,7 @@ def region(*down: int, **last) -> dict[str, SeenMachine]:
             job="web",
         )
         values = seen | (last if n == 6 else {})
-        view[f"m{n}"] = SeenMachine(**values, tasks={status.task_id: status})
+        view[f"m{n}"] = ObservedMachine(**values, tasks={status.task_id: status})
     return view
 
 
@@ -120,7 +120,7 @@ def test_an_acknowledged_removal_of_an_extra_task_waits_for_the_budget(
     """Two of six tasks are down and at most one may be. The extra task serves instead of one."""
     view, answer = region(*down), ControllerAnswer(down=frozenset({*down}))
     record = controlled(*down, controller=controller)
-    made = decide(record, Seen(view, Moment(100.0, 100.0), answer=answer))
+    made = decide(record, DecisionInput(view, Moment(100.0, 100.0), answer=answer))
     extra = made.record.tasks[-1]
     assert extra.phase is (TaskPhase.DRAINING if expected else TaskPhase.RUNNING)
 
@@ -129,7 +129,7 @@ def test_an_acknowledged_removal_of_an_extra_task_waits_for_the_budget(
 def test_an_extra_task_on_a_machine_that_must_be_empty_now_is_removed_at_any_budget():
     """A deadline overrides the budget, and no second extra task is started."""
     view = region(0, 1, departure=DRAINED, overdue=True)
-    made = decide(controlled(0, 1), Seen(view, Moment(100.0, 100.0)))
+    made = decide(controlled(0, 1), DecisionInput(view, Moment(100.0, 100.0)))
     assert made.record.tasks[-1].phase is TaskPhase.DRAINING
 
 
@@ -141,7 +141,7 @@ def test_an_extra_task_is_not_removed_in_the_round_that_stops_overdue_tasks(over
     for n in overdue:
         view[f"m{n}"] = replace(view[f"m{n}"], departure=DRAINED, overdue=True)
     record = controlled(controller=False)
-    made = decide(record, Seen(view, Moment(100.0, 100.0)))
+    made = decide(record, DecisionInput(view, Moment(100.0, 100.0)))
     phases = {task.index: task.phase for task in made.record.tasks}
     assert phases[6] is (TaskPhase.RUNNING if overdue else TaskPhase.DRAINING)
     assert set(made.overdue) == set(overdue)

@@ -5,8 +5,14 @@ import asyncio
 import pytest
 from world import World, a_job, scenario
 
+from control_plane.api.capacity import EntitlementSpec
+from control_plane.api.jobs import JobRecord, TaskRecord
 from control_plane.api.updates import UpdatePolicy
 from control_plane.runtime import runtime
+from control_plane.scheduler.core.clock import Moment
+from control_plane.scheduler.core.decision import Decision
+from control_plane.scheduler.core.operations import OperationLedger
+from control_plane.scheduler.surge_buffer import SurgeBuffer
 
 pytestmark = pytest.mark.behaviour("SC21", "JC12")
 
@@ -71,3 +77,36 @@ def test_decisions_that_are_made_at_the_same_time_share_it_too(monkeypatch: pyte
         assert most == 2
 
     story()
+
+
+class Listeners:
+    """Stands for the table of jobs: it reports the changes that the test makes."""
+
+    def listen(self, on_change) -> None:
+        self.report = on_change
+
+
+def a_task(index: int, *, extra: bool = False) -> TaskRecord:
+    return TaskRecord(index=index, version=1, generation=1, since=0.0, extra=extra)
+
+
+def a_decision(name: str, *, extras: int, waits: bool = False) -> Decision:
+    tasks = [a_task(0), *(a_task(1 + n, extra=True) for n in range(extras))]
+    spec = a_job(1, name=name, update=ALWAYS)
+    record = JobRecord(name=name, spec=spec, version=1, specs={1: spec}, tasks=tasks)
+    ledger = OperationLedger(record, Moment(0.0, 0.0))
+    return Decision(record, ledger, waits_for_surge=waits)
+
+
+@pytest.mark.behaviour("BUG-CP144")
+def test_an_extra_task_that_was_not_stored_does_not_count():
+    """The store failed, and the owner took the update back before the next round."""
+    jobs, woken = Listeners(), list[str]()
+    buffer, entitlement = SurgeBuffer(jobs, woken.append), EntitlementSpec(surge_tasks=1)
+    first, other = a_decision("a", extras=0), a_decision("b", extras=0, waits=True)
+    buffer.reserve(first.record, a_decision("a", extras=1), entitlement, 1)
+    assert buffer.left(other.record, entitlement) == 0
+    buffer.reserve(other.record, other, entitlement, 0)
+    buffer.reserve(first.record, a_decision("a", extras=0), entitlement, 1)
+    assert buffer.left(other.record, entitlement) == 1
+    assert woken == ["b"]

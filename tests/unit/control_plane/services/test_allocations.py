@@ -8,7 +8,7 @@ from allocating import SITES, TASK, WHOLE, Region, a_request, settle_all
 from inventory import assign
 from msgspec.structs import replace as changed
 
-from control_plane.allocator.core.request import Back, Group, Request
+from control_plane.allocator.core.request import Group, Request, UnmovedTask
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.machine_commands import MarkDown, MarkUp
 from control_plane.api.machines import EventKind, UnavailabilityEvent
@@ -213,7 +213,7 @@ async def test_the_second_phase_is_repeated_until_a_broker_answers(small: Region
         assert got.unplaced == ()
         assert len(p.held()) == 4  # the others were notified
         assert p.index.pool("front").size == 6  # the change is decided, so it counts
-        assert list(p.brokers.away()) == ["dc2"]
+        assert list(p.brokers.unreachable()) == ["dc2"]
         there = ((Property.DATACENTER, frozenset({"dc1"})),)
         guest = await p.allocate(a_request(1, "guest", demand=replace(TASK, requires=there)))
         assert guest.unplaced == ()
@@ -298,7 +298,7 @@ async def test_a_task_that_never_moved_keeps_its_machine_in_the_store_too(small:
         await p.allocate(Request("web", "front", (leaving,)))
         (elsewhere,) = p.where().values()
         assert elsewhere != home
-        after_all = replace(a_request(1), back=(Back(0, home, {}),))
+        after_all = replace(a_request(1), unmoved=(UnmovedTask(0, home, {}),))
         p.store.fails = [Busy("the store cannot be used")]
         with pytest.raises(Busy):
             await p.allocate(after_all)
@@ -349,7 +349,7 @@ async def test_an_allocation_answers_although_a_broker_never_does(small: Region)
         site.hangs = True
         with pytest.raises(Busy, match="a broker did not answer"):
             await first(p)
-        assert "dc3" in p.brokers.away()
+        assert "dc3" in p.brokers.unreachable()
         assert (p.where(), p.held()) == ({}, {})
         site.hangs = False
 
@@ -541,7 +541,7 @@ async def test_tasks_without_room_are_retried_once_there_is_room(small: Region):
         got = await p.allocate(request, quota=3)
         assert (counts.hits, got.unplaced) == (1, (3, 4))
         assert any("quota of machines is used up" in reason for reason in got.reasons)
-        p.index.loosened()  # a larger quota
+        p.index.note_gain()  # a larger quota
         got = await p.allocate(request, quota=4)
         assert (counts.hits, got.unplaced) == (1, (4,))
         rest = [name for name in p.index.machines if name not in p.held()]

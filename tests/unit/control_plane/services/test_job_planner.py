@@ -338,7 +338,7 @@ async def test_reports_of_large_jobs_are_computed_outside_the_loop(w: World):
         patch.setattr(runtime, "LARGE", 1)
         patch.setattr(w.cp._runtime, "offload", noted)
         assert (await w.cp.job_planner.explain("a"), await w.cp.intents.show("a")) == before
-    assert concurrent >= {"_places", "remaining", "next_to_move", "kept_notes", "_effects"}
+    assert concurrent >= {"_places", "remaining_tasks", "next_to_move", "volume_notes", "_effects"}
 
 
 class NoBrokers:

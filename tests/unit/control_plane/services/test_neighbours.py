@@ -11,7 +11,7 @@ from test_growing_and_shrinking import hosts as hosts_of
 from world import World
 
 from agent.api import Limits, Location
-from control_plane.allocator.core.request import Near
+from control_plane.allocator.core.request import NeighbourJobs
 from control_plane.allocator.standalone import allocator_of, allocator_over
 from control_plane.allocator.transactions import Allocation
 from control_plane.api.capacity import EntitlementSpec
@@ -72,7 +72,7 @@ async def test_jobs_keep_apart_whichever_names_the_other_or_comes_first(first_na
     rules: dict[str, Any] = {"apart_from": near("b" if first_names_it else "a")}
     async with allocator_of(machines(2, 2), FRONT) as allocator:
         if not first_names_it:  # later requests are known in advance, as job files are
-            allocator._neighbours.note("b", Near.of(a_job(1, "b", **rules)))
+            allocator._affinity.note("b", NeighbourJobs.of(a_job(1, "b", **rules)))
         one = await allocator.place(a_job(3, "a", **(rules if first_names_it else {})))
         other = await allocator.place(a_job(9, "b", **({} if first_names_it else rules)))
         assert len(hosts(one)) == len(hosts(other)) == 2

@@ -73,7 +73,7 @@ async def test_machines_that_are_put_aside_do_not_count():
     )
     assert keeper.limits("any") == {P: 1, R: 1}
     aside[RARE] += 1
-    keeper.outdated()
+    keeper.mark_outdated()
     assert keeper.limits("any") == {P: 1, R: 0}
 
 
@@ -122,8 +122,10 @@ async def test_machines_of_a_whole_region_are_counted_in_parts(monkeypatch):
     for number in range(7):
         add(index, f"other{number}", pool="any", machine_type=f"type{number}")
     keeper = a_keeper(index, {"any": Quota(machines=9), "only": ONLY})
-    count_in = keeper._count_in
-    monkeypatch.setattr(keeper, "_count_in", lambda part: parts.append(len(part)) or count_in(part))
+    count_moves = keeper._count_moves
+    monkeypatch.setattr(
+        keeper, "_count_moves", lambda part: parts.append(len(part)) or count_moves(part)
+    )
     await keeper.load()
     assert parts == [2, 2, 2, 2, 1]
     assert {k: n for k, n in (keeper.limits("any") or {}).items() if n} == {P: 1, R: 1}
@@ -156,7 +158,7 @@ async def test_machines_change_hands_at_every_step_of_the_sums(monkeypatch):
         name, pool = f"rare{round_ % 40}", f"only{round_ % 30}"
         give(index, name, pool if index.machines[name].pool == FREE else FREE)
         if round_ % 7 == 0:
-            keeper.outdated()
+            keeper.mark_outdated()
         keeper.limits(pool)
         assert not runs.done()
         await asyncio.sleep(0)

@@ -59,7 +59,7 @@ def test_a_checkpoint_follows_each_hundred_updated_machines():
             allocator._as_indexed, w.runtime.checkpoint = count_read, turn
             await allocator.resync.compare()
             allocator.usability.awaited = dict.fromkeys(allocator.index.machines)
-            await allocator.look_at_clock()
+            await allocator.update_with_time()
             assert sum(read) >= 2 * 450
             assert max(read) <= 100
 

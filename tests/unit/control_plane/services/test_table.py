@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from control_plane.api.machines import Hold, MachineRecord
 from control_plane.broker.brokers import Brokers
-from control_plane.broker.core.inventory import completed
+from control_plane.broker.core.inventory import joined_record
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import PAGE, Table, pages
 from control_plane.store import Listing, Put
@@ -16,7 +16,7 @@ from control_plane.store.records import encode
 
 
 def machine(name: str, **fields: object) -> Put:
-    record = replace(completed(None, a_join(name, "dc1"), 0.0), **fields)
+    record = replace(joined_record(None, a_join(name, "dc1"), 0.0), **fields)
     return Put(f"machines/dc1/{name}", encode(record))
 
 

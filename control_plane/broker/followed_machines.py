@@ -1,29 +1,10 @@
-"""Changes many machines in short steps, and follows the writes of other processes."""
+"""Follows the machines of a region that other processes write."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection
-
-from control_plane.api.machines import MachineRecord
 from control_plane.broker.brokers import Brokers
-from control_plane.broker.keys import datacenter_of, survey
-from control_plane.runtime.table import PART
+from control_plane.broker.keys import datacenter_of, find_datacenters
 from control_plane.store import KeyChange, Store
-
-
-async def change_each(
-    brokers: Brokers,
-    machines: Collection[str],
-    change: Callable[[MachineRecord], MachineRecord],
-) -> list[MachineRecord]:
-    """Change each machine, and return all by name; if a part fails, earlier changes stay."""
-    changed: list[MachineRecord] = []
-    for broker, names in brokers.split(sorted(set(machines))).items():
-        for first in range(0, len(names), PART):
-            changed += await broker.change_many(names[first : first + PART], change)
-            await asyncio.sleep(0)
-    return sorted(changed, key=lambda record: record.machine)
 
 
 class FollowedMachines:
@@ -57,5 +38,5 @@ class FollowedMachines:
     async def list_again(self) -> None:
         """Read all machines from the store again."""
         known = self._brokers.by_datacenter.keys()
-        for datacenter in sorted(await survey(self._store) | known):
+        for datacenter in sorted(await find_datacenters(self._store) | known):
             await self._brokers.at(datacenter).table.list_again()

@@ -1,4 +1,4 @@
-"""Machines as the scheduler sees them: the last reports of broker and agent, in one value."""
+"""Machines as the scheduler observes them: the last reports of broker and agent in one value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent.api import TaskState, TaskStatus
 from control_plane.api.machines import UnavailabilityEvent
 
 
-class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class ObservedMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A machine of a job, as its agent and the broker last reported it.
 
     A round of a job makes one for each of its machines: a dataclass takes four times as long.
@@ -28,7 +28,7 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     departure: UnavailabilityEvent | None = None
     """Why its tasks must move away now: maintenance, decommission, a loan that is called back."""
     overdue: bool = False
-    """… and the deadline for that has passed, which wins over the availability budget."""
+    """The deadline for that has passed, so the tasks leave regardless of the budget."""
     plans: tuple[UnavailabilityEvent, ...] = ()
     """What is planned for it and has not ended, including future work."""
     known: bool = True
@@ -59,7 +59,7 @@ class SeenMachine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.homes is None or entitlement in self.homes
 
 
-View = Mapping[str, SeenMachine]
+View = Mapping[str, ObservedMachine]
 
 
 def is_empty(tasks: Mapping[str, TaskStatus]) -> bool:

@@ -1,4 +1,4 @@
-"""The input of a job's round: its observed state, and the moves that make its spread more even.
+"""Collects the input of a job's round: its observed state, and moves that even out its spread.
 
 The job's lock protects the record until the round has stored it. All other state may change
 meanwhile: a round of a large job yields to the event loop between its parts, and a thread makes its
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 
-from control_plane.agents.core.seen import SeenMachine, View
+from control_plane.agents.core.observed import ObservedMachine, View
 from control_plane.agents.region import Region
 from control_plane.allocator.core.spread import Repair
 from control_plane.api.jobs import JobRecord
 from control_plane.runtime.runtime import LARGE
 from control_plane.scheduler.core.clock import Moment
-from control_plane.scheduler.core.decision import Seen
+from control_plane.scheduler.core.decision import DecisionInput
 from control_plane.scheduler.core.operations import waits
 from control_plane.scheduler.core.rollout import is_quiet
 from control_plane.scheduler.idle_jobs import IdleJobs
@@ -29,27 +29,27 @@ _CHUNK = 100
 """Machines that are read between two checkpoints."""
 
 
-class Basis:
+class RoundInputs:
     """Collects the input of rounds, and records since when each job is quiet."""
 
     def __init__(
         self,
         region: Region,
-        placing: Placements,
+        placements: Placements,
         idle_jobs: IdleJobs,
         losses: Losses,
         surge: SurgeBuffer,
     ) -> None:
         self._observations, self._runtime = region.observations, region.runtime
         self._repair_after_s = region.settings.repair_after_s
-        self._placements, self._idle_jobs = placing, idle_jobs
+        self._placements, self._idle_jobs = placements, idle_jobs
         self._losses, self._surge = losses, surge
         self._checked_spread: dict[str, object] = {}
         """Job → the state in which no move improved its spread; see `spread_state`."""
         self._quiet_since: dict[str, float] = {}
         """Job → since when it has no operation; the time restarts when this process was paused."""
         self._without_room: dict[str, frozenset[int]] = {}
-        """Job → its tasks that found no other place when they were chosen last."""
+        """Job → its tasks for which no machine had room when they were last chosen."""
 
     def forget(self, job: str) -> None:
         """Drop the state of a deleted job."""
@@ -75,14 +75,14 @@ class Basis:
     async def view(self, record: JobRecord, now: Moment) -> View:
         """Return the observed machines on which tasks of a job are, or may be left."""
         pools, machines = self._placements.pools_of(record), list(machines_of(record))
-        found: dict[str, SeenMachine] = {}
+        found: dict[str, ObservedMachine] = {}
         for first in range(0, len(machines), _CHUNK):
             if first:
                 await self._runtime.checkpoint()
             found |= self._observations.view(pools, machines[first : first + _CHUNK], now.wall)
         return found
 
-    async def seen(
+    async def inputs(
         self,
         record: JobRecord,
         view: View,
@@ -91,7 +91,7 @@ class Basis:
         *,
         is_asking: bool,
         capped_moves: int | None,
-    ) -> tuple[Seen, Sequence[Repair]]:
+    ) -> tuple[DecisionInput, Sequence[Repair]]:
         """Return the input of a job's next decision, and the moves that improve its spread.
 
         `is_asking`: the allocator is choosing machines for the job.
@@ -100,22 +100,24 @@ class Basis:
         claims = self._placements.index.claims.get(record.name)
         if claims is not None and len(record.tasks) >= LARGE:
             claims = claims.copy()  # a thread reads it
-        seen = Seen(
+        inputs = DecisionInput(
             view,
             now,
             claims=claims or (),
-            evened=self._placements.evened(record),
+            even_spread=self._placements.even_spread(record),
             repairs=tuple(repair.task for repair in repairs),
             answer=answer,
-            held_back=self._losses.held(record),
+            held_back=self._losses.held_back(record),
             surge_left=self._surge.left(record, self._placements.entitlement_of(record)),
             capped_moves=capped_moves,
             without_room=self._without_room.get(record.name, frozenset()),
         )
-        return seen, repairs
+        return inputs, repairs
 
-    def found(self, name: str, chosen: Iterable[int], without_room: frozenset[int]) -> bool:
-        """Note which of a job's chosen tasks found no other place; return whether that is new."""
+    def note_without_room(
+        self, name: str, chosen: Iterable[int], without_room: frozenset[int]
+    ) -> bool:
+        """Note which chosen tasks of a job have no other machine; return whether that is new."""
         known = self._without_room.get(name, frozenset())
         now = known.difference(chosen) | without_room
         if now:
@@ -147,5 +149,5 @@ class Basis:
 
 def machines_of(record: JobRecord) -> Set[str]:
     """Return the machines on which tasks of a job are, or may be left."""
-    there = {task.placement.machine for task in record.tasks if task.placement is not None}
-    return there | record.leaving.keys()
+    placed_on = {task.placement.machine for task in record.tasks if task.placement is not None}
+    return placed_on | record.leaving.keys()
