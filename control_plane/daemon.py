@@ -51,7 +51,7 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     from control_plane.identity.authority import OwnIdentity, open_authority
     from control_plane.identity.loss import refuse_if_lost
     from control_plane.runtime.runtime import Runtime
-    from control_plane.store.opening import check_alone
+    from control_plane.store.opening import check_no_shard_leads
     from wire.listen import serving
 
     async with AsyncExitStack() as stack:
@@ -62,7 +62,7 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         if config.etcd.endpoints:
             notify("STATUS=leads, loading")
         if role.name == "all":
-            await check_alone(store)
+            await check_no_shard_leads(store)
         broker_stores = await _open_broker_stores(stack, config, store)
         await refuse_if_lost(store, config.authority_path)
         authority = open_authority(

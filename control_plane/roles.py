@@ -378,7 +378,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
     async def followed(self, revision: int, patience_s: float) -> bool:
         """Return whether this process reaches a revision of the store within `patience_s`."""
         following = self.processes.following if self.processes is not None else None
-        return following is None or await following.reached(revision, patience_s)
+        return following is None or await following.wait_reached(revision, patience_s)
 
     def also_follow(self, table: Followed) -> None:
         """Follow the writes of other processes into one more table; call it before the load."""

@@ -167,7 +167,7 @@ class ShardProcesses(RunningShards):
         """
         following = self._processes.following
         at = self._parts.jobs.store.revision()
-        if following is not None and not await following.reached(at, _BEHIND_S):
+        if following is not None and not await following.wait_reached(at, _BEHIND_S):
             raise Busy(
                 f"cannot take {len(taken)} machines for {pool!r}: this process is more than "
                 f"{_BEHIND_S:g} s behind the store",

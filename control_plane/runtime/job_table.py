@@ -102,7 +102,7 @@ class JobTable(Table[JobRecord]):
         operations: list[Operation] = [Put(entry.key, encode(intent_of(record)))]
         operations += [Put(task_chunk_key(name, n), encode(c)) for n, c in chunks.items()]
         compare = {entry.key: entry.revision} | {task_chunk_key(name, n): 0 for n in chunks}
-        revision = await WriteAttempt(self._slots, compare, operations).sure()
+        revision = await WriteAttempt(self._slots, compare, operations).make_and_confirm()
         self._note(name, revision, dict.fromkeys(chunks, revision))
         log.info("job split", extra={"job": name, "chunks": len(chunks)})
         return record
