@@ -49,7 +49,7 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     # All modules are imported here, so that a standby takes over at once.
     from control_plane.assembly import Assembly, ProcessParts
     from control_plane.identity.authority import OwnIdentity, open_authority
-    from control_plane.identity.loss import refuse_if_lost
+    from control_plane.identity.lost_authority import refuse_if_lost
     from control_plane.runtime.runtime import Runtime
     from control_plane.store.opening import check_no_shard_leads
     from wire.listen import serving
@@ -211,9 +211,9 @@ def check_store(config: Config, aside: str | None, forget: str | None) -> None:
 @configured
 def new_authority(config: Config) -> None:
     """Create a new authority after the loss of its key; the control plane is stopped."""
-    from control_plane.new_authority import begin
+    from control_plane.new_authority import prepare_new_authority
 
-    run(begin(config))
+    run(prepare_new_authority(config))
 
 
 _STORES = (backup, restore_store, migrate_store, forget_store)

@@ -43,6 +43,6 @@ async def serve_front_end(
         log.info("serving", extra={"url": url, "role": name})
         started(url)
         await until(
-            stopping, relay.follow_core(), runtime.watch_clocks(), identity.follow_forever()
+            stopping, relay.follow_core(), runtime.watch_clocks(), identity.reload_forever()
         )
         log.info("ending")

@@ -13,7 +13,7 @@ from control_plane.api.machines import MachineRecord, Machines, MachineView
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.service import MachineService
 from control_plane.health.checker import HealthChecker
-from control_plane.identity.core.duplicates import words
+from control_plane.identity.core.duplicates import describe_clone
 from control_plane.portal.core.report import Used
 from control_plane.portal.portal import Portal
 from control_plane.rebalancer.core.loads import modelled_w
@@ -101,7 +101,7 @@ class MachineCalls:
     def _view(self, record: MachineRecord) -> MachineView:
         """Return the API's view of a machine."""
         observation = self._observations.observation(record.machine)
-        now, second = self._runtime.now(), self.duplicates.get(record.machine)
+        now, clone = self._runtime.now(), self.duplicates.get(record.machine)
         return MachineView(
             record=record,
             tasks=sorted(self._allocator.directory.tasks(record.machine)),
@@ -111,5 +111,5 @@ class MachineCalls:
             else now - observation.last_contact_at,
             health=self._checker.note(record.machine),
             identity_not_after=self.identity_ends.get(record.machine),
-            duplicate=words(second) if second is not None else "",
+            duplicate=describe_clone(clone) if clone is not None else "",
         )

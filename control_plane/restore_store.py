@@ -19,8 +19,7 @@ import msgspec
 from control_plane.api.people import Revocation
 from control_plane.api.restored import Restored
 from control_plane.config import Config
-from control_plane.identity.issued import FOLDER
-from control_plane.identity.issued import read as read_issued
+from control_plane.identity.issued import FOLDER, read_issued
 from control_plane.identity.registrar import TOKENS
 from control_plane.store import Delete, Operation, Put, copies
 from control_plane.store.bounds import ROWS_MAX

@@ -29,7 +29,7 @@ from control_plane.elastic.notice_sender import NoticeSender
 from control_plane.elastic.service import ElasticService
 from control_plane.health.checker import HealthChecker
 from control_plane.health.service import HealthService
-from control_plane.identity.core.duplicates import is_second
+from control_plane.identity.core.duplicates import is_clone
 from control_plane.images.store import FindImage
 from control_plane.job_calls import JobCalls
 from control_plane.machine_calls import MachineCalls
@@ -155,7 +155,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             settings,
             self._runtime,
             limits=self.limits,
-            is_second=lambda machine, boot_id: is_second(self.duplicates.get(machine), boot_id),
+            is_second=lambda machine, boot_id: is_clone(self.duplicates.get(machine), boot_id),
             follows=self._follows,
             calls=lambda record: self._follows(record.entitlement) or self.shards.has_left(record),
         )

@@ -33,7 +33,7 @@ from wire.errors import TwineError
 from wire.listen import serving, tcp_socket
 
 log = logging.getLogger(__name__)
-_KNOWN_S = 5.0
+_CACHED_S = 5.0
 """How long the core's list of images is cached; signatures may be added after an upload."""
 
 
@@ -60,7 +60,7 @@ async def serve_shard(
         )
         log.info("serving", extra={"url": role.url, "role": role.name})
         started(role.url)
-        await until(stopping, plane.wait_failed(), identity.follow_forever())
+        await until(stopping, plane.wait_failed(), identity.reload_forever())
         log.info("shutting down; tasks continue to run")
 
 
@@ -129,4 +129,4 @@ class _Images:
         async with ControlPlaneClient(self._processes.core_url(), self._tls) as client:
             images = (await client.list_images()).images
         self._known = {image.digest: image for image in images}
-        self._until = self._runtime.now() + _KNOWN_S
+        self._until = self._runtime.now() + _CACHED_S

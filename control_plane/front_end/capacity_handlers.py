@@ -125,7 +125,7 @@ class CapacityHandlers(PlaneHandlers):
         return replace(change, spec=replace(change.spec, owners=owners))
 
     def _check_owners(self, spec: EntitlementSpec) -> None:
-        if missing := self._guard.people.unknown(spec.owners):
+        if missing := self._guard.people.unknown_groups(spec.owners):
             raise InvalidInput(
                 f"owners: there is no group {missing[0]!r}", hint="twinectl group set NAME USER …"
             )

@@ -14,7 +14,12 @@ from control_plane.api.intent_changes import PushChange
 from control_plane.api.jobs import JobSpec
 from control_plane.api.operations import JobMove
 from control_plane.api.people import CurrentUser, Needs, Role
-from control_plane.identity.core.standing import Caller, Refusal, refusal, refusal_of_raw
+from control_plane.identity.core.permissions import (
+    Caller,
+    Refusal,
+    refusal,
+    refusal_without_sandbox,
+)
 from control_plane.identity.people import People
 from control_plane.roles import ControlPlane
 from wire.errors import Forbidden
@@ -60,7 +65,9 @@ class Guard:
             about = {name: self._plane.owners_of(name) for name in self._about(call)}
             self._check(call.peer, call.route, about)
             if call.route.is_change and (job := self._raw_job(call)):
-                self._refuse(call.route, refusal_of_raw(self.caller(call.peer), job), call.peer)
+                self._refuse(
+                    call.route, refusal_without_sandbox(self.caller(call.peer), job), call.peer
+                )
 
     def _check(self, peer: Peer, route: Route, about: dict[str, Sequence[str] | None]) -> None:
         caller = self.caller(peer)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from control_plane.api.duplicates import Duplicate
 from control_plane.api.people import AuditEntry, AuditPage, Outcome
-from control_plane.identity.core.duplicates import words
+from control_plane.identity.core.duplicates import describe_clone
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Entry, Operation, Put, Store
 from wire.errors import Busy, TwineError
@@ -187,7 +187,7 @@ class Trail:
             action="duplicate_identity",
             object=f"machine/{found.machine}",
             outcome=Outcome.REFUSED,
-            reason=words(found),
+            reason=describe_clone(found),
         )
         try:
             await self.begin(entry)

@@ -243,7 +243,9 @@ class Console:
         request[_SESSION] = session
         shown = request.path if not request.path.startswith("/ui/changes") else ""
         browser = request.headers.get("User-Agent", "")
-        self._front_end.sessions.see(session, principal(peer), shown, peer.address, browser)
+        self._front_end.sessions.record_request(
+            session, principal(peer), shown, peer.address, browser
+        )
         return peer
 
     def _keep_session(self, request: web.Request, response: web.Response) -> None:
