@@ -45,8 +45,8 @@ from control_plane.running_shards import RunningShards, allocators_of
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.following import Followed, Following
 from control_plane.runtime.job_table import JobTable
-from control_plane.runtime.limits import FrontEndLimits
-from control_plane.runtime.loops import Failing, Loops
+from control_plane.runtime.limits import LimitRegistry
+from control_plane.runtime.loops import AfterFailure, Loops
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.event_log import EventLog
@@ -133,7 +133,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         self._broker.listen(self._portal.supply.on_machine_change)
         self.counters = Counters()
         self._broker.listen(self.counters.machine_changed)
-        self.limits = FrontEndLimits()
+        self.limits = LimitRegistry()
         self.inventory = MachineService(
             self._broker,
             self._runtime,
@@ -326,7 +326,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         if self.processes is not None and self.processes.following is not None:
             loops.start("following", self.processes.following.run)
             loops.start("leadership", self.processes.wait_replaced)
-        loops.start("date", self._anchor.run, Failing.RESTARTS)
+        loops.start("date", self._anchor.run, AfterFailure.RESTARTS)
         self.restored.begin = lambda: self._start_commanding(loops)
         if not self.restored.waits:
             self._start_commanding(loops)
@@ -342,16 +342,16 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         """
         loops.start("dispatcher", lambda: self._dispatcher.run(self.ownership.number))
         self.shards.start(loops, self.ownership.number)
-        loops.start("profiles", self._switcher.run, Failing.RESTARTS)
-        loops.start("profile rollouts", self.profiles.run, Failing.RESTARTS)
+        loops.start("profiles", self._switcher.run, AfterFailure.RESTARTS)
+        loops.start("profile rollouts", self.profiles.run, AfterFailure.RESTARTS)
         loops.start("controllers", self._controllers.run)
         if not self.role.is_core:
             return
-        loops.start("ops planner", self.maintenance.run, Failing.RESTARTS)
-        loops.start("rebalancer", self.rebalancer.run, Failing.RESTARTS)
-        loops.start("elastic", self.elastic.run, Failing.RESTARTS)
-        loops.start("shard maps", self._shards.run, Failing.RESTARTS)
-        loops.start("machines", self.inventory.run, Failing.RESTARTS)
+        loops.start("ops planner", self.maintenance.run, AfterFailure.RESTARTS)
+        loops.start("rebalancer", self.rebalancer.run, AfterFailure.RESTARTS)
+        loops.start("elastic", self.elastic.run, AfterFailure.RESTARTS)
+        loops.start("shard maps", self._shards.run, AfterFailure.RESTARTS)
+        loops.start("machines", self.inventory.run, AfterFailure.RESTARTS)
 
     def _keeps(self, ahead: PreparedMachines, record: MachineRecord) -> bool:
         """Return whether an empty machine must stay in its pool."""

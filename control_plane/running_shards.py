@@ -25,7 +25,7 @@ from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.portal.core.pools import pool_of
 from control_plane.portal.portal import Portal
 from control_plane.runtime.job_table import JobTable
-from control_plane.runtime.loops import Failing, Loops
+from control_plane.runtime.loops import AfterFailure, Loops
 from control_plane.scheduler.job_planner import JobPlanner
 from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.scheduler import Scheduler
@@ -223,7 +223,7 @@ class RunningShards(ShardLookup):
             at = f" {shard.number}" if shard.number else ""
             loops.start(f"scheduler{at}", partial(shard.scheduler.run, number))
             loops.start(f"allocator{at}", shard.allocator.run)
-            loops.start(f"pool keeper{at}", shard.keeper.run, Failing.RESTARTS)
+            loops.start(f"pool keeper{at}", shard.keeper.run, AfterFailure.RESTARTS)
 
     def _wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
         """Return what a machine has to do with a task.

@@ -16,7 +16,7 @@ from control_plane.portal.portal import Portal
 from control_plane.rebalancer.rebalancer import ReBalancer
 from control_plane.running_shards import RunningShards
 from control_plane.runtime.job_table import JobTable
-from control_plane.runtime.limits import FrontEndLimits
+from control_plane.runtime.limits import LimitRegistry
 from control_plane.runtime.loops import Loops
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.counters import Counters
@@ -36,7 +36,7 @@ class StatusCalls:
 
     counters: Counters
     health: HealthService
-    limits: FrontEndLimits
+    limits: LimitRegistry
     processes: RoleLeaders | None
     quarantined: list[str]
     rebalancer: ReBalancer
@@ -61,8 +61,8 @@ class StatusCalls:
         for store in self._stores:
             if failure := store.failure():
                 return Liveness(ok=False, detail=failure)
-        if trouble := self._loops.trouble():
-            return Liveness(ok=False, detail=trouble)
+        if failures := self._loops.failures():
+            return Liveness(ok=False, detail=failures)
         alarm = f"{len(self.quarantined)} damaged records are set aside" * bool(self.quarantined)
         details = [self.restored.words(), self._checker.restored.words(), self._checker.held.brake]
         details += [alarm, self.rebalancer.alarm()]
