@@ -71,6 +71,6 @@ class IdentityHandlers(PlaneHandlers):
         return self._registrar.duplicates.all()
 
     async def forget_duplicate(self, call: Call) -> Ack:
-        """Check a machine's hosts again."""
+        """Check the hosts with a machine's identity again."""
         await self._registrar.duplicates.forget(call.path["machine"])
         return Ack(detail="they are checked again")

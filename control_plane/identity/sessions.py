@@ -23,8 +23,12 @@ _VALID = re.compile("[0-9a-f]{12}")
 _TEXT_MAX = 200
 
 
-class SessionEnded(Forbidden):
-    """The session of a browser was ended: it has to be opened again."""
+class SessionRefused(Forbidden):
+    """A browser cannot use the session of its cookie: it has to open another one."""
+
+
+class SessionEnded(SessionRefused):
+    """A user ended the session."""
 
 
 class BrowserSessions:
@@ -59,9 +63,11 @@ class BrowserSessions:
             del self._open[next(iter(self._open))]
 
     def check(self, session: str, who: str) -> None:
-        """Raise `Forbidden` unless a session may be used by a caller."""
+        """Raise `SessionRefused` unless a caller may use a session."""
         if not _VALID.fullmatch(session):
-            raise Forbidden("the session of this browser is malformed", hint="load the page again")
+            raise SessionRefused(
+                "the session of this browser is malformed", hint="load the page again"
+            )
         if session in self._ended:
             raise SessionEnded(
                 f"this session was ended by {self._ended[session]}",
@@ -69,7 +75,10 @@ class BrowserSessions:
             )
         known = self._open.get(session)
         if known is not None and known.who != who:
-            raise Forbidden(f"session {session} was opened by {known.who}, not by {who}")
+            raise SessionRefused(
+                f"session {session} was opened by {known.who}, not by {who}",
+                hint="load the page again",
+            )
 
     def list_sessions(self, who: str, *, everyone: bool) -> ConsoleSessions:
         """Return the sessions of a caller, or all; the last seen first."""

@@ -24,7 +24,7 @@ import msgspec
 from aiohttp import web
 
 from control_plane.api.people import Needs
-from control_plane.identity.sessions import SessionEnded
+from control_plane.identity.sessions import SessionEnded, SessionRefused
 from control_plane.web.calls import Handlers, RouteCalls, SharedAnswers
 from control_plane.web.core.page_json import as_json
 from control_plane.web.core.usage import UsageHistory, about_size_of
@@ -220,9 +220,10 @@ class Console:
             response = await self._page(
                 "problem.html", request, Peer("", ""), values, problem.status
             )
+        if isinstance(error, SessionRefused):  # the next request opens another session
+            response.del_cookie(SESSION_COOKIE, path="/ui")
         if isinstance(error, SessionEnded):
             response.headers[ENDED_HEADER] = "ended"
-            response.del_cookie(SESSION_COOKIE, path="/ui")
         return response
 
     async def _unknown(self, request: web.Request) -> web.StreamResponse:

@@ -14,7 +14,7 @@ from control_plane.api.operations import (
     OperationKind,
     OperationState,
 )
-from control_plane.web.core.gantt import ROWS_MAX, chart, packed
+from control_plane.web.core.gantt import ROWS_MAX, chart, packed, ticks_of
 
 pytestmark = pytest.mark.behaviour("FE1", "FE7")
 
@@ -101,3 +101,10 @@ def test_packed_rows_contain_the_same_data_as_the_chart(given_events) -> None:
         assert (kind, cause, state) == (known.kind, known.cause, known.outcome)
         assert (reason, approved) == (f"r{task}", "zk 1")
         assert [words[place] for place in places] == [f"m{task}", "m9"]
+
+
+@given(st.floats(0, 4e10), st.floats(1.0, 4e10))
+def test_a_chart_of_any_span_has_few_ticks_within_it(begin: float, span: float) -> None:
+    ticks = ticks_of(begin, begin + span)
+    assert len(ticks) <= 8
+    assert all(0 <= percent <= 100 + 1e-6 for percent, _ in ticks)
