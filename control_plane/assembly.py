@@ -25,9 +25,9 @@ from control_plane.identity.people import People
 from control_plane.identity.registrar import Registrar
 from control_plane.identity.rotation import Rotation
 from control_plane.images.store import ImageStore
-from control_plane.process import boot_id, despite_damage, version
+from control_plane.process import boot_id, load_despite_damage, version
 from control_plane.roles import ControlPlane
-from control_plane.runtime.garbage import heap_that_stays
+from control_plane.runtime.garbage import permanent_heap
 from control_plane.runtime.runtime import Runtime
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.shards.processes import CORE, OwnRole, RoleLeaders
@@ -41,7 +41,7 @@ from control_plane.web.serving import Console
 
 @dataclass(frozen=True, slots=True)
 class ProcessParts:
-    """What a process has before its control plane: opened stores and its identity."""
+    """The inputs of an `Assembly`: configuration, open stores, and the identity of the process."""
 
     config: Config
     store: Store
@@ -75,8 +75,8 @@ class Assembly:
     async def build(self, stack: AsyncExitStack) -> tuple[ControlPlane, web.Application, Rotation]:
         """Return the running control plane, its front end, and its authority's rotation."""
         parts = self._parts
-        with heap_that_stays():
-            self._plane = await despite_damage(
+        with permanent_heap():
+            self._plane = await load_despite_damage(
                 lambda: self._load(stack), [parts.store, *parts.broker_stores.values()]
             )
         registrar = Registrar(
@@ -91,7 +91,7 @@ class Assembly:
         return self._plane, self._front_end(registrar), registrar.rotation
 
     async def _load(self, stack: AsyncExitStack) -> ControlPlane:
-        """Load everything; a load after one that failed begins with empty maps."""
+        """Load everything; it can be called again after a load that failed."""
         self._ownership = OwnershipMap(self._store)
         is_core = self._parts.role.name == CORE
         self._processes = RoleLeaders(self._store, self._parts.role) if is_core else None
@@ -134,7 +134,7 @@ class Assembly:
         return client
 
     def _identity_client(self, machine: str) -> PolledAgent:
-        """Return a client for calls that need no owner: another process may own the machine."""
+        """Return a client for calls about identities: another process may own the machine."""
         client = self._agent_client(self._plane.inventory.get(machine).record)
         client.headers = self._term_headers
         return client
@@ -153,7 +153,7 @@ class Assembly:
     # -- identities and the front end
 
     async def _connect_identities(self, registrar: Registrar) -> None:
-        """Connect the rotation of the authority, and the checks for clones of hosts."""
+        """Connect the rotation of the authority, and the checks for clones, to other services."""
         plane, identity, rotation = self._plane, self._parts.identity, registrar.rotation
         await rotation.load()
         rotation.file, rotation.on_step = self._config.authority_path, identity.renew

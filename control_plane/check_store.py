@@ -15,9 +15,9 @@ from wire.errors import NotFound
 
 
 async def check(config: Config, aside: str | None, forgotten: str | None) -> None:
-    """Report damaged and set-aside records, after setting one aside or dropping one.
+    """Print damaged and set-aside records, after setting one aside or dropping one.
 
-    Ends the process with 2 if there is any.
+    Ends the process with 2 if there are any.
     """
     unusable = 0
     stores: dict[str, Store] = {"": stopped_store(config)}

@@ -159,7 +159,7 @@ class Forwarding:
         """Return the number of the shard that answers a call; None: its object does not exist."""
         shards, name = self._plane.shards, call.route.name
         if (name == "apply_job" and not call.flag("dry_run")) or name == "move_job":
-            await shards.give(call.body.entitlement)
+            await shards.assign_unused(call.body.entitlement)
         number = shards.number_of_job(call.path["job"])
         if number is None and name in ("apply_job", "plan_job"):
             number = shards.number_of_entitlement(call.body.entitlement)
@@ -275,7 +275,7 @@ class Forwarding:
         )
 
     async def _shard_metrics(self, handler: Handler, call: Call) -> AsyncIterator[bytes]:
-        number = self._plane.shards.number_in(call.path["shard"])
+        number = self._plane.shards.parse_number(call.path["shard"])
         if number is None or self._plane.role.runs(number):
             answer: AsyncIterator[bytes] = await handler(call)
             return answer

@@ -120,7 +120,7 @@ class Guard:
         if job and (entitlement := self._plane.entitlement_of(job)) is not None:
             names.add(entitlement)
         if call.route.name == "rollback_job" and job:
-            names.add(self._plane.goes_back_to(job) or "")
+            names.add(self._plane.rollback_target(job) or "")
         if isinstance(call.body, JobMove):
             names.add(call.body.entitlement)
         if "entitlement" in call.path:

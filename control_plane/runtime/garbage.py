@@ -41,7 +41,7 @@ class _PassMonitor:
 
 
 @contextlib.contextmanager
-def heap_that_stays() -> Iterator[None]:
+def permanent_heap() -> Iterator[None]:
     """Count everything made within the block as permanent; use it once, at the start."""
     gc.disable()
     try:

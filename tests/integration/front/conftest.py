@@ -450,7 +450,7 @@ class CannedControlPlane(ControlPlane):
         tasks = ["web-0"] if record.machine == "vm1" else []
         return MachineView(record=record, tasks=tasks, ready=True)
 
-    def goes_back_to(self, job: str) -> str | None:
+    def rollback_target(self, job: str) -> str | None:
         return self.before.get(job)
 
     def is_raw(self, job: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from virtual_time import EPOCH_S, run
 
 from control_plane.api.clock import ClockAnchor
-from control_plane.process import before
+from control_plane.process import ends_before
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.date import BELIEVED_AFTER_S, Date
 from control_plane.runtime.runtime import Runtime
@@ -202,7 +202,7 @@ def test_a_standby_does_not_believe_a_step_of_its_clock():
         loop = asyncio.get_running_loop()
         runtime = Runtime(lambda: 1_800_000_000 + stepped_s + loop.time(), boot=loop.time)
         opening = loop.create_future()
-        standing_by = asyncio.create_task(before(asyncio.Event(), opening, runtime))
+        standing_by = asyncio.create_task(ends_before(asyncio.Event(), opening, runtime))
         await asyncio.sleep(100)
         stepped_s = 144.0
         await asyncio.sleep(100)
