@@ -146,7 +146,7 @@ class FrontEnd(
         self._guard.check_early(peer, route)
         return peer.trusted(self._guard.is_trusted(peer))
 
-    async def refused(
+    async def audit_refusal(
         self, request: web.Request, route: Route, path: Mapping[str, str], error: TwineError
     ) -> None:
         """Record that a form of the console was refused."""

@@ -2,7 +2,7 @@
 
 The article on the job control plane shows operations of a job that way. Rows without an operation
 in the window are left out, so a job of 10,000 tasks shows only tasks with operations. The
-page draws the first rows (`chart`); a script draws any others from numbers (`packed`).
+page draws the first rows (`chart`); a script draws any others from numbers (`pack`).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _group_by_task(
     )
 
 
-def packed(
+def pack(
     events: Iterable[JobEvent], tasks: Iterable[TaskRecord], window: tuple[float, float]
 ) -> dict[str, Any]:
     """Return all rows of a window as numbers: 10,000 rows with 100,000 bars are 2.5 MB.
@@ -154,6 +154,7 @@ class _Packer:
         end: float | None,
         state: OperationState,
     ) -> tuple[int, ...]:
+        """Return the five numbers of a bar."""
         at, words = round(10 * (start - self._begin)), self.words
         length = -1 if end is None else round(10 * (end - self._begin)) - at
         # Members of an enumeration are compared by identity: their own hash is slow.

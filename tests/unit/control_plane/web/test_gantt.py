@@ -14,7 +14,7 @@ from control_plane.api.operations import (
     OperationKind,
     OperationState,
 )
-from control_plane.web.core.gantt import ROWS_MAX, chart, packed, ticks_of
+from control_plane.web.core.gantt import ROWS_MAX, chart, pack, ticks_of
 
 pytestmark = pytest.mark.behaviour("FE1", "FE7")
 
@@ -89,7 +89,7 @@ def test_packed_rows_contain_the_same_data_as_the_chart(given_events) -> None:
         )
         for task, start, length in given_events
     ]
-    found, window = packed(events, [], (0, 200)), (0, 200)
+    found, window = pack(events, [], (0, 200)), (0, 200)
     drawn = [row for first in (0, ROWS_MAX) for row in chart(events, [], window, first).rows]
     assert found["tasks"] == [row.task for row in drawn]
     assert found["counts"] == [len(row.bars) for row in drawn]

@@ -19,7 +19,7 @@ from control_plane.broker.core.region_map import CELLS_MAX, RegionCount, merged
 from control_plane.identity.sessions import MAX_SESSIONS, BrowserSessions, SessionEnded
 from control_plane.web.core.region import grid, power_bars, split_bar
 from control_plane.web.core.usage import READINGS_MAX, Point, UsageHistory, usage_charts
-from control_plane.web.core.versions import changes, compared
+from control_plane.web.core.versions import changes, choose_versions
 from control_plane.web.serving import TEXT_MAX, Console
 from wire.errors import Forbidden, NotFound
 
@@ -166,9 +166,9 @@ def test_an_empty_text_of_a_new_entitlement_is_no_change() -> None:
 
 def test_the_newest_two_versions_are_compared_unless_others_are_requested() -> None:
     known = dict.fromkeys((1, 3, 4))
-    assert compared(known, 0, 0) == (3, 4)
-    assert compared(known, 1, 3) == (1, 3)
-    assert compared({2: None}, 0, 9) == (0, 2)
+    assert choose_versions(known, 0, 0) == (3, 4)
+    assert choose_versions(known, 1, 3) == (1, 3)
+    assert choose_versions({2: None}, 0, 9) == (0, 2)
 
 
 ONE, TWO = "0" * 12, "1" * 12
