@@ -63,7 +63,7 @@ def parse_with_errors(
     """Return the meaning of a text and its errors, each with its place in the text."""
     if len(text) > MAX_EXPRESSION:
         return None, (f"it has {len(text)} characters; the maximum is {MAX_EXPRESSION}",)
-    parser = _Parser(known)
+    parser = _RequirementParser(known)
     try:
         term = parser.parse_all(text)
     except _TooManyErrors:
@@ -110,7 +110,7 @@ class _TooManyErrors(Exception):
     """The maximum number of errors was found."""
 
 
-class _Parser:
+class _RequirementParser:
     """Parses one text; continues after an error, to find the others too."""
 
     def __init__(self, known: frozenset[str]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ import click
 
 from control_plane.cli import show
 from control_plane.cli.program import Target
-from wire.errors import Forbidden, TwineError
+from wire.errors import Forbidden, InvalidInput, TwineError
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -139,7 +140,14 @@ async def _serve(target: Target, page: str, port: int) -> None:
         await runner.setup()
         try:
             site = web.TCPSite(runner, "127.0.0.1", port)
-            await site.start()
+            try:
+                await site.start()
+            except OSError as e:
+                why = os.strerror(e.errno or 0)
+                raise InvalidInput(
+                    f"cannot use port {port} of 127.0.0.1: {why}",
+                    hint="leave --port out for any free port",
+                ) from e
             gate.port = runner.addresses[0][1]
             click.echo(f"open {gate.url()}\nCtrl-C ends it.")
             while not (why := gate.is_over()):

@@ -155,7 +155,7 @@ def test_a_key_that_is_twice_in_a_yaml_file_is_reported_with_its_place(tmp_path:
 
 @pytest.mark.parametrize("arguments", [("job", "logs", "web", "0"), ("task", "logs", "web-0")])
 def test_the_log_of_an_ended_run_cannot_be_followed(arguments: tuple[str, ...]) -> None:
-    """Formerly only `task logs` said so."""
+    """Formerly only `task logs` refused it."""
     options = ["--endpoint", "unix:/nowhere"]
     found = CliRunner().invoke(main, [*options, *arguments, "--follow", "--previous"])
     assert found.exit_code == 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -14,8 +15,8 @@ from click.testing import CliRunner
 
 from control_plane.cli import main
 from control_plane.cli.program import EXIT_USAGE
-from control_plane.cli.ui import IDLE_S, LINK_S, Gate, _handler
-from wire.errors import Unreachable
+from control_plane.cli.ui import IDLE_S, LINK_S, Gate, _handler, ui
+from wire.errors import InvalidInput, Unreachable
 
 pytestmark = pytest.mark.behaviour("FE1")
 
@@ -70,6 +71,25 @@ def test_arguments_that_cannot_be_used_are_refused(arguments: list[str]) -> None
     found = CliRunner().invoke(main, ["ui", *arguments])
     assert found.exit_code == EXIT_USAGE
     assert "exclude each other" in found.stderr or "is no page of the console" in found.stderr
+
+
+class Reachable:
+    """A target whose control plane accepts the caller."""
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Any]:
+        async def get_current_user() -> None: ...
+
+        yield SimpleNamespace(get_current_user=get_current_user)
+
+
+def test_a_port_in_use_is_named() -> None:
+    """Formerly the message was about "a file"."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        found = CliRunner().invoke(ui, ["--port", str(port)], obj=Reachable())
+    assert isinstance(found.exception, InvalidInput)
+    assert str(found.exception) == f"cannot use port {port} of 127.0.0.1: Address already in use"
 
 
 class Away:
