@@ -20,15 +20,14 @@ from control_plane.front_end.access import Access
 from control_plane.front_end.frontend import FrontEnd
 from control_plane.front_end.trail import Trail
 from control_plane.identity.authority import CertificateAuthority, OwnIdentity
-from control_plane.identity.issued import FOLDER
-from control_plane.identity.issued import read as read_issued
+from control_plane.identity.issued import FOLDER, read_issued
 from control_plane.identity.people import People
 from control_plane.identity.registrar import Registrar
 from control_plane.identity.rotation import Rotation
 from control_plane.images.store import ImageStore
-from control_plane.process import boot_id, despite_damage, version
+from control_plane.process import boot_id, load_despite_damage, version
 from control_plane.roles import ControlPlane
-from control_plane.runtime.garbage import heap_that_stays
+from control_plane.runtime.garbage import permanent_heap
 from control_plane.runtime.runtime import Runtime
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.shards.processes import CORE, OwnRole, RoleLeaders
@@ -42,7 +41,7 @@ from control_plane.web.serving import Console
 
 @dataclass(frozen=True, slots=True)
 class ProcessParts:
-    """What a process has before its control plane: opened stores and its identity."""
+    """The inputs of an `Assembly`: configuration, open stores, and the identity of the process."""
 
     config: Config
     store: Store
@@ -76,8 +75,8 @@ class Assembly:
     async def build(self, stack: AsyncExitStack) -> tuple[ControlPlane, web.Application, Rotation]:
         """Return the running control plane, its front end, and its authority's rotation."""
         parts = self._parts
-        with heap_that_stays():
-            self._plane = await despite_damage(
+        with permanent_heap():
+            self._plane = await load_despite_damage(
                 lambda: self._load(stack), [parts.store, *parts.broker_stores.values()]
             )
         registrar = Registrar(
@@ -92,7 +91,7 @@ class Assembly:
         return self._plane, self._front_end(registrar), registrar.rotation
 
     async def _load(self, stack: AsyncExitStack) -> ControlPlane:
-        """Load everything; a load after one that failed begins with empty maps."""
+        """Load everything; it can be called again after a load that failed."""
         self._ownership = OwnershipMap(self._store)
         is_core = self._parts.role.name == CORE
         self._processes = RoleLeaders(self._store, self._parts.role) if is_core else None
@@ -128,47 +127,50 @@ class Assembly:
         )
         client.expected = f"/host/{machine.machine}"
         client.epoch = self._ownership.number
-        client.headers = lambda: {**self._headers(), **self._ownership.headers(machine.machine)}
+        client.headers = lambda: {
+            **self._term_headers(),
+            **self._ownership.headers(machine.machine),
+        }
         return client
 
     def _identity_client(self, machine: str) -> PolledAgent:
-        """Return a client for calls that need no owner: another process may own the machine."""
+        """Return a client for calls about identities: another process may own the machine."""
         client = self._agent_client(self._plane.inventory.get(machine).record)
-        client.headers = self._headers
+        client.headers = self._term_headers
         return client
 
-    def _headers(self) -> Mapping[str, str]:
+    def _term_headers(self) -> Mapping[str, str]:
         return (self._processes or self._term).headers()
 
-    async def _have_renewed(self, machine: str) -> None:
+    async def _ask_to_renew(self, machine: str) -> None:
         async with self._identity_client(machine) as client:
             await client.renew_identity()
 
-    async def _presence_of(self, machine: str) -> Presence:
+    async def _ask_presence(self, machine: str) -> Presence:
         async with self._identity_client(machine) as client:
             return await client.get_presence()
 
     # -- identities and the front end
 
     async def _connect_identities(self, registrar: Registrar) -> None:
-        """Connect the rotation of the authority, and the checks for clones of hosts."""
+        """Connect the rotation of the authority, and the checks for clones, to other services."""
         plane, identity, rotation = self._plane, self._parts.identity, registrar.rotation
         await rotation.load()
-        rotation.file, rotation.taken = self._config.authority_path, identity.renew
-        rotation.hosts, rotation.ask = plane.inventory.joined, self._have_renewed
+        rotation.file, rotation.on_step = self._config.authority_path, identity.renew
+        rotation.hosts, rotation.ask = plane.inventory.joined, self._ask_to_renew
         rotation.issued = self._issued
         identity.is_void = self._people.is_void
         plane.identity_ends = identity.ends
         duplicates = registrar.duplicates
         await duplicates.load()
-        duplicates.ask, duplicates.audit = self._presence_of, self._trail.record_clone
+        duplicates.ask, duplicates.audit = self._ask_presence, self._trail.record_clone
         duplicates.disconnect, plane.duplicates = plane.disconnect, duplicates.known
 
     async def _issued(self) -> list[IssuedCredential]:
         folder = self._config.state_path / FOLDER
         return await self._runtime.offload(read_issued, folder, time.time())
 
-    def _ending(self) -> list[str]:
+    def _ending_identities(self) -> list[str]:
         return self._plane.inventory.known(self._parts.identity.ending())
 
     def _front_end(self, registrar: Registrar) -> web.Application:
@@ -180,7 +182,7 @@ class Assembly:
             self._people,
             self._trail,
             self._issued,
-            self._ending,
+            self._ending_identities,
             identity.agents_context() if self._processes is not None else None,
         )
         front_end.store_failure = self._store.failure

@@ -15,35 +15,35 @@ from wire.errors import NotFound
 
 
 async def check(config: Config, aside: str | None, forgotten: str | None) -> None:
-    """Report damaged and set-aside records, after setting one aside or dropping one.
+    """Print damaged and set-aside records, after setting one aside or dropping one.
 
-    Ends the process with 2 if there is any.
+    Ends the process with 2 if there are any.
     """
-    trouble = 0
+    unusable = 0
     stores: dict[str, Store] = {"": stopped_store(config)}
     stores |= {d: SqliteStore(Path(f)) for d, f in config.broker_stores.items()}
     for datacenter, closed in stores.items():
         async with closed as store:
-            of = f"store of {datacenter}: " if datacenter else ""
+            prefix = f"store of {datacenter}: " if datacenter else ""
             if aside is not None and await store.get(aside) is not None:
-                damage = await quarantine.put_aside(store, aside)
-                click.echo(f"{of}{damage.key}: set aside")
+                damage = await quarantine.set_aside_by_name(store, aside)
+                click.echo(f"{prefix}{damage.key}: set aside")
                 aside = ""
             if forgotten is not None and forgotten in await quarantine.quarantined(store):
                 await quarantine.forget(store, forgotten)
-                click.echo(f"{of}{forgotten}: dropped")
+                click.echo(f"{prefix}{forgotten}: dropped")
                 forgotten = ""
             for damage in await quarantine.damages(store):
-                click.echo(f"{of}{damage.key}: damaged: {damage.reason}")
-                trouble += 1
+                click.echo(f"{prefix}{damage.key}: damaged: {damage.reason}")
+                unusable += 1
             for name in await quarantine.quarantined(store):
-                click.echo(f"{of}{name}: set aside")
-                trouble += 1
+                click.echo(f"{prefix}{name}: set aside")
+                unusable += 1
     for name in filter(None, (aside, forgotten)):
         raise NotFound(
             f"there is no record {name!r} to which this applies",
             hint="call the command without options",
         )
-    if not trouble:
+    if not unusable:
         click.echo("all stored records are usable")
-    sys.exit(2 if trouble else 0)
+    sys.exit(2 if unusable else 0)

@@ -1,6 +1,6 @@
 """The client of the control plane: one typed method per row of the route table.
 
-Those about jobs, images and the front end itself are here; others have a module per subject.
+Methods about jobs, images and the front end itself are here; others have a module per subject.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ControlPlaneClient(
         return await self.ask(JobStatus, "move_job", request, job=job)
 
     async def job_events(self, job: str, after: int = 0, limit: int = 100) -> JobEvents:
-        """Return what was done to a job's tasks after an event, oldest first."""
+        """Return the operations on a job's tasks after an event, oldest first."""
         return await self.ask(JobEvents, "job_events", job=job, after=after, limit=limit)
 
     async def task_story(self, job: str, index: int) -> TaskStory:

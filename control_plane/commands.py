@@ -38,7 +38,7 @@ def configured(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run to the end; an expected failure is three lines and an exit code, no traceback."""
+    """Run a coroutine; an expected error is printed, and ends the process with its exit code."""
     try:
         asyncio.run(work)
     except TwineError as e:
@@ -46,7 +46,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def until_signal(work: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Do work that ends soon after SIGTERM or SIGINT has set its event."""
+    """Run work with an event that SIGTERM and SIGINT set; it should end soon after that."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

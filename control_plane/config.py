@@ -156,7 +156,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def load(path: Path | None, overrides: dict[str, Any]) -> Config:
-    """Return the configuration of a file (None: no file) with options put over it."""
+    """Return the configuration of a file (None: no file); `overrides` replace its values."""
     document = {} if path is None else read_toml(path)
     document |= {k: v for k, v in overrides.items() if v not in (None, (), [])}
     relations = (_folder_errors, _etcd_errors, _role_errors, _scope_errors)
@@ -164,9 +164,9 @@ def load(path: Path | None, overrides: dict[str, Any]) -> Config:
 
 
 def _folder_errors(document: dict[str, Any]) -> list[FieldError]:
-    """Return errors in the folders of data centers' stores: each needs its own.
+    """Return errors in the folders of data centers' stores: each needs a separate one.
 
-    Values that are no folder name are skipped: their type reports them.
+    Values that are no folder names are skipped: the check of types reports them.
     """
     stores, state = document.get("broker_stores"), document.get("state", Config().state)
     if not isinstance(stores, dict) or not isinstance(state, str) or "\0" in state:
@@ -180,9 +180,10 @@ def _folder_errors(document: dict[str, Any]) -> list[FieldError]:
         if not os.path.isabs(folder):
             reason = f"{folder!r} is not an absolute path"
         else:
-            clash = [other for path, other in taken.items() if _overlap(real, path)]
-            if clash:
-                reason = f"{folder!r} is the folder of {clash[0]}, or one of them lies in the other"
+            overlapping = [other for path, other in taken.items() if _overlap(real, path)]
+            if overlapping:
+                other = overlapping[0]
+                reason = f"{folder!r} is the folder of {other}, or one of them lies in the other"
             else:
                 taken[real] = str(name)
         if reason:
@@ -245,7 +246,7 @@ def _front_end_errors(document: dict[str, Any]) -> list[FieldError]:
 
 
 def _scope_errors(document: dict[str, Any]) -> list[FieldError]:
-    """Return regions of shards that do not exist; shards that are processes may start later."""
+    """Return errors for regions of unknown shards; processes may start shards later."""
     scheduler = document.get("scheduler")
     if document.get("role", "all") != "all" or not isinstance(scheduler, dict):
         return []
@@ -264,7 +265,7 @@ def _overlap(one: str, other: str) -> bool:
 def with_down_after(config: Config, text: str) -> Config:
     """Return the configuration with another `down_after_s`: `30s`, or seconds.
 
-    Agents hold a request for less than that, because their answer is the sign of life.
+    Agents answer a waiting request in less than that, because the answer is the sign of life.
     """
     try:
         down_after_s = float(text) if _SECONDS.fullmatch(text) else seconds(text)

@@ -121,7 +121,7 @@ def _issue(
         check_user_name,
         open_authority,
     )
-    from control_plane.identity.issued import FOLDER, note
+    from control_plane.identity.issued import FOLDER, record_issued
     from wire import pins, tls
 
     role, name, hosts = subject
@@ -146,4 +146,4 @@ def _issue(
         issuer=authority.ca_hash,
         trusts=pins.ca_hashes(authority.ca_pem),
     )
-    note(config.state_path / FOLDER, issued)
+    record_issued(config.state_path / FOLDER, issued)

@@ -28,7 +28,7 @@ from control_plane.credential_commands import (
     user,
 )
 from control_plane.notify import notify
-from control_plane.process import make_folder, open_store, until, url_of
+from control_plane.process import make_folder, open_store, run_until, url_of
 from wire import log as logs
 from wire.errors import TwineError
 
@@ -49,9 +49,9 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
     # All modules are imported here, so that a standby takes over at once.
     from control_plane.assembly import Assembly, ProcessParts
     from control_plane.identity.authority import OwnIdentity, open_authority
-    from control_plane.identity.loss import refuse_if_lost
+    from control_plane.identity.lost_authority import refuse_if_lost
     from control_plane.runtime.runtime import Runtime
-    from control_plane.store.opening import check_alone
+    from control_plane.store.opening import check_no_shard_leads
     from wire.listen import serving
 
     async with AsyncExitStack() as stack:
@@ -62,7 +62,7 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         if config.etcd.endpoints:
             notify("STATUS=leads, loading")
         if role.name == "all":
-            await check_alone(store)
+            await check_no_shard_leads(store)
         broker_stores = await _open_broker_stores(stack, config, store)
         await refuse_if_lost(store, config.authority_path)
         authority = open_authority(
@@ -76,18 +76,18 @@ async def serve(config: Config, stopping: asyncio.Event, started: Started) -> No
         identity = OwnIdentity(authority, config.reachable_at())
         parts = ProcessParts(config, store, broker_stores, role, authority, identity, url, runtime)
         control_plane, app, rotation = await Assembly(parts).build(stack)
-        tls, is_void = identity.server_context(), lambda *of: identity.is_void(*of)
+        tls, is_void = identity.server_context(), lambda *holder: identity.is_void(*holder)
         await stack.enter_async_context(serving(app, tcp, tls, local, is_void=is_void))
         log.info("serving", extra={"url": url, "socket": config.socket})
         started(url)
         ends = identity.end_connections_forever(control_plane.disconnect)
         loops = control_plane.wait_failed(), identity.renew_forever(), ends, rotation.run()
-        await until(stopping, *loops)
+        await run_until(stopping, *loops)
         log.info("shutting down; tasks continue to run")
 
 
 def _sockets(stack: AsyncExitStack, config: Config) -> tuple[socket.socket, socket.socket]:
-    """Return the sockets for hosts and users, and for this host's operators."""
+    """Return the TCP socket for hosts and users, and the unix socket for this host's operators."""
     from wire.listen import tcp_socket, unix_socket
 
     tcp = stack.enter_context(tcp_socket(*config.listen_on()))
@@ -99,7 +99,7 @@ def _sockets(stack: AsyncExitStack, config: Config) -> tuple[socket.socket, sock
 async def _open_broker_stores(
     stack: AsyncExitStack, config: Config, main: Store
 ) -> dict[str, Store]:
-    """Return the stores of data centers that have one of their own, after verifying them."""
+    """Return the stores of data centers with a separate store, after checking whose they are."""
     from control_plane.broker.stores import OwnStore, claim
     from control_plane.store.sqlite import SqliteStore
 
@@ -211,9 +211,9 @@ def check_store(config: Config, aside: str | None, forget: str | None) -> None:
 @configured
 def new_authority(config: Config) -> None:
     """Create a new authority after the loss of its key; the control plane is stopped."""
-    from control_plane.new_authority import begin
+    from control_plane.new_authority import prepare_new_authority
 
-    run(begin(config))
+    run(prepare_new_authority(config))
 
 
 _STORES = (backup, restore_store, migrate_store, forget_store)

@@ -1,7 +1,7 @@
 """The process of a front end: it serves users over TLS and calls the core for them.
 
-It has no store, no key of the authority and no state. A credential in a file lets it call for
-users, and the configuration lists the possible cores.
+It has no store, no key of the authority and no state. Its credential, a file, permits calls for
+users; the configuration lists the possible cores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from control_plane.config import Config
 from control_plane.front_end.relay import FrontEndRelay
 from control_plane.identity.from_file import FileIdentity
-from control_plane.process import until, url_of, version
+from control_plane.process import run_until, url_of, version
 from control_plane.runtime.runtime import Runtime
 from wire.listen import serving, tcp_socket
 from wire.tls import FRONT_END
@@ -42,7 +42,7 @@ async def serve_front_end(
         url = url_of(config.reachable_at()[0], tcp.getsockname()[1])
         log.info("serving", extra={"url": url, "role": name})
         started(url)
-        await until(
-            stopping, relay.follow_core(), runtime.watch_clocks(), identity.follow_forever()
+        await run_until(
+            stopping, relay.follow_core(), runtime.watch_clocks(), identity.reload_forever()
         )
         log.info("ending")

@@ -37,14 +37,14 @@ class JobCalls:
     async def apply_job(
         self, spec: JobSpec, *, dry_run: bool = False, writer: str = "", is_new: bool = False
     ) -> JobStatus:
-        """Create or change a job; after an error nothing has changed, and it names all faults."""
+        """Create or change a job; an error lists all faults, and nothing was changed."""
         if not dry_run:
-            await self.shards.give(spec.entitlement)
+            await self.shards.assign_unused(spec.entitlement)
         record = await self._control.apply(spec, dry_run=dry_run, writer=writer, is_new=is_new)
         return self._status(record)
 
     def _status(self, record: JobRecord) -> JobStatus:
-        """Return the status of a job whose record was changed just now, before its next round."""
+        """Return the status of a job after a change of its record, before its next round."""
         now = Moment(self._runtime.date(), self._runtime.now())
         return summarize(record, describe_blocked(record, now))
 
@@ -60,7 +60,7 @@ class JobCalls:
         """Return all jobs of the shards of this process, by name."""
         local, found = {shard.number: shard for shard in self.shards.all}, list[JobStatus]()
         for name in self._jobs:
-            number = self.shards.number_of_job(name)  # None: it was deleted during this loop
+            number = self.shards.number_of_job(name)  # None: the job was deleted meanwhile
             if number is not None and number in local:
                 found.append(await local[number].scheduler.status(name))
                 await self._runtime.checkpoint(answers=True)
@@ -84,13 +84,13 @@ class JobCalls:
         self, name: str, writer: str = "", expect: int | None = None
     ) -> JobStatus:
         """Return to the task settings of the previous version; `expect`: only from this one."""
-        if before := self.goes_back_to(name):
+        if before := self.rollback_target(name):
             self.shards.check_move(name, before)
         return self._status(await self._control.rollback(name, writer, expect))
 
     async def move_job(self, name: str, entitlement: str, writer: str = "") -> JobStatus:
         """Move a job to another entitlement."""
-        await self.shards.give(entitlement)
+        await self.shards.assign_unused(entitlement)
         self.shards.check_move(name, entitlement)
         return self._status(await self._control.move(name, entitlement, writer))
 
@@ -153,8 +153,8 @@ class JobCalls:
         """Return the endpoints of those jobs whose revision is not the known one."""
         return await self.discovery.watch(known, wait_s)
 
-    def goes_back_to(self, job: str) -> str | None:
-        """Return the entitlement to which a rollback would move a job, if there is one."""
+    def rollback_target(self, job: str) -> str | None:
+        """Return the entitlement to which a rollback would move a job; None: no earlier version."""
         record = self._jobs.find(job)
         version = earlier(record) if record is not None else None
         return record.specs[version].entitlement if record is not None and version else None

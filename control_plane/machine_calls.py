@@ -13,7 +13,7 @@ from control_plane.api.machines import MachineRecord, Machines, MachineView
 from control_plane.broker.brokers import Brokers
 from control_plane.broker.service import MachineService
 from control_plane.health.checker import HealthChecker
-from control_plane.identity.core.duplicates import words
+from control_plane.identity.core.duplicates import describe_clone
 from control_plane.portal.core.report import Used
 from control_plane.portal.portal import Portal
 from control_plane.rebalancer.core.loads import modelled_w
@@ -41,7 +41,9 @@ class MachineCalls:
 
     async def list_machines(self) -> Machines:
         """Return all machines, by name."""
-        return Machines(machines=[self._view(record) for record in self._broker.table.records()])
+        return Machines(
+            machines=[self._machine_view(record) for record in self._broker.table.records()]
+        )
 
     async def get_machine(self, name: str) -> MachineView:
         """Return a machine, or raise `NotFound`."""
@@ -65,14 +67,14 @@ class MachineCalls:
 
     # -- for other services
 
-    def _owner_of(self, pool: str) -> Allocator | None:
+    def _find_allocator(self, pool: str) -> Allocator | None:
         """Return the allocator of the shard that owns a pool; None: another process runs it."""
         shard = self.shards.find_pool(pool)
         return None if shard is None else shard.allocator
 
-    def _used(self, record: MachineRecord) -> Used:
+    def _claimed(self, record: MachineRecord) -> Used:
         """Return the RRU and the memory in bytes that tasks claim of a machine."""
-        owner = self._owner_of(record.entitlement)
+        owner = self._find_allocator(record.entitlement)
         machine = (owner or self._allocator).index.machines.get(record.machine)
         if machine is None:
             return Used()
@@ -86,11 +88,11 @@ class MachineCalls:
         tasks = self._allocator.directory.tasks(machine)
         return len(tasks), self._observations.peek(machine).answering
 
-    def _draw(self, record: MachineRecord) -> tuple[float, float]:
+    def _power_draw(self, record: MachineRecord) -> tuple[float, float]:
         """Return the promised share of a machine's CPU, and its draw in watts by the model."""
         hardware, facts = record.hardware, record.facts
         size = (hardware.rru if hardware else 0.0) or float(facts.cpus if facts else 0)
-        share = self._used(record).rru / size if size else 0.0
+        share = self._claimed(record).rru / size if size else 0.0
         return share, modelled_w(hardware.power_w if hardware else 0, share)
 
     def _profile_of(self, entitlement: str) -> str:
@@ -98,10 +100,10 @@ class MachineCalls:
         record = self._portal.table.find(entitlement)
         return "" if record is None or record.spec.materialization else record.spec.host_profile
 
-    def _view(self, record: MachineRecord) -> MachineView:
+    def _machine_view(self, record: MachineRecord) -> MachineView:
         """Return the API's view of a machine."""
         observation = self._observations.observation(record.machine)
-        now, second = self._runtime.now(), self.duplicates.get(record.machine)
+        now, clone = self._runtime.now(), self.duplicates.get(record.machine)
         return MachineView(
             record=record,
             tasks=sorted(self._allocator.directory.tasks(record.machine)),
@@ -111,5 +113,5 @@ class MachineCalls:
             else now - observation.last_contact_at,
             health=self._checker.held_reason(record.machine),
             identity_not_after=self.identity_ends.get(record.machine),
-            duplicate=words(second) if second is not None else "",
+            duplicate=describe_clone(clone) if clone is not None else "",
         )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from control_plane.store.etcd import EtcdStore
 
 ASIDE = "twine.db.before-migration"
-"""The store that was moved to etcd earlier, after newer records were moved back from there."""
+"""The replaced store: it was moved to etcd earlier, and newer records came back from there."""
 
 
 async def move(config: Config, *, to_etcd: bool) -> None:
@@ -57,7 +57,7 @@ async def _move(config: Config, to_etcd: bool) -> bool:
         if to_etcd:
             source = SqliteSource(config.store_path)
             await stack.enter_async_context(source.store)
-            await _refuse_own_stores(source.store)
+            await _refuse_broker_stores(source.store)
             return await migrate(source, etcd, click.echo)
         target = SqliteTarget(config.store_path, stack)
         return await migrate(etcd, target, click.echo)
@@ -71,7 +71,7 @@ def _etcd_store(config: Config) -> EtcdStore:
     return EtcdStore(msgspec.structs.replace(config.etcd, standby=False), migrating=True)
 
 
-async def _refuse_own_stores(store: Store) -> None:
+async def _refuse_broker_stores(store: Store) -> None:
     if own := (await store.list_prefix(NOTES, limit=1)).entries:
         raise ConfigError(
             f"machines of {own[0].key.removeprefix(NOTES)} are in a separate store, which etcd "
@@ -129,7 +129,7 @@ class SqliteSource:
 
     async def set_note(self, note: MigrationNote) -> None:
         """Write a note."""
-        _write(self._folder / FILE, note)
+        _write_note(self._folder / FILE, note)
 
 
 class SqliteTarget:
@@ -142,7 +142,7 @@ class SqliteTarget:
         self._opened = AsyncExitStack()
         stack.push_async_callback(self._opened.aclose)
         self.name, self._folder = str(folder), folder
-        self._made, self._main = folder / ARRIVING / FILE, folder / FILE
+        self._new_file, self._main_file = folder / ARRIVING / FILE, folder / FILE
         self._store: SqliteStore | None = None
 
     @property
@@ -154,48 +154,48 @@ class SqliteTarget:
     @property
     def note(self) -> MigrationNote | None:
         """Return the note of a migration."""
-        if self._made.exists():
-            run = _read_note(self._made)
+        if self._new_file.exists():
+            run = _read_note(self._new_file)
             return run or MigrationNote(1, MigrationState.INCOMING, 0)
-        return _read_note(self._main) if self._main.exists() else None
+        return _read_note(self._main_file) if self._main_file.exists() else None
 
     async def empty(self) -> bool:
         """Return whether the store in its place holds no record."""
-        if not self._main.exists():
+        if not self._main_file.exists():
             return True
-        with closing(sqlite3.connect(self._main)) as db:
+        with closing(sqlite3.connect(self._main_file)) as db:
             statements.read_meta(db)
             return db.execute("SELECT 1 FROM state LIMIT 1").fetchone() is None
 
     async def begin(self, note: MigrationNote, above: Numbers) -> None:
         """Make the new store, or continue an interrupted one."""
-        self._made.parent.mkdir(exist_ok=True, mode=0o700)
+        self._new_file.parent.mkdir(exist_ok=True, mode=0o700)
         durable.sync_folder(self._folder)
-        _write(self._made, note, above)
-        self._store = SqliteStore(self._made.parent, migrating=True)
+        _write_note(self._new_file, note, above)
+        self._store = SqliteStore(self._new_file.parent, migrating=True)
         await self._opened.enter_async_context(self._store)
 
     async def set_note(self, note: MigrationNote) -> None:
         """Write a note into the new store."""
-        _write(self._made, note)
+        _write_note(self._new_file, note)
 
     async def finish(self, above: Numbers) -> None:
         """Put the new store in place, then remove its note; a crash after any step is safe."""
         if self._store is not None:
             await self._store.compact(self._store.revision())
             await self._opened.aclose()
-        if self._made.exists():
-            _write(self._made, _read_note(self._made), above)
-            for path in (self._made, self._main):
+        if self._new_file.exists():
+            _write_note(self._new_file, _read_note(self._new_file), above)
+            for path in (self._new_file, self._main_file):
                 if path.exists():
                     with closing(sqlite3.connect(path)) as db:
                         db.execute("PRAGMA journal_mode=DELETE")  # all of it is in one file
-            if self._main.exists():
-                self._main.replace(self._folder / ASIDE)
-            self._made.replace(self._main)
+            if self._main_file.exists():
+                self._main_file.replace(self._folder / ASIDE)
+            self._new_file.replace(self._main_file)
             durable.sync_folder(self._folder)
-        shutil.rmtree(self._made.parent, ignore_errors=True)
-        _write(self._main, None)
+        shutil.rmtree(self._new_file.parent, ignore_errors=True)
+        _write_note(self._main_file, None)
 
 
 def _read_note(path: Path) -> MigrationNote | None:
@@ -203,7 +203,7 @@ def _read_note(path: Path) -> MigrationNote | None:
         return note_of(statements.read_meta(db))
 
 
-def _write(path: Path, note: MigrationNote | None, above: Numbers | None = None) -> None:
+def _write_note(path: Path, note: MigrationNote | None, above: Numbers | None = None) -> None:
     """Write a note, or none, and numbers above those of another store; on disk in one step."""
     with closing(sqlite3.connect(path, timeout=30.0, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous=FULL")

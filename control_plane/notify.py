@@ -17,6 +17,6 @@ def notify(state: str) -> None:
 
 
 def standing_by(leader: str) -> None:
-    """Notify systemd that this process is up and waits, so that its start does not time out."""
+    """Report to systemd that this process is ready and waits, to prevent a timeout of its start."""
     notify(f"READY=1\nSTATUS=standing by, {leader} leads")
     click.echo(f"standing by: {leader} leads", err=True)

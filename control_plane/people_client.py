@@ -1,7 +1,4 @@
-"""The calls about users: identities, roles, groups and the audit log.
-
-A part of `ControlPlaneClient`, which is what callers use.
-"""
+"""The part of the front end's client about users: identities, roles, groups and the audit log."""
 
 from __future__ import annotations
 
@@ -26,7 +23,10 @@ from control_plane.route_calls import ROUTE, NamedCalls
 
 
 class PeopleClient(NamedCalls):
-    """Identities, operators, groups, users and the audit log."""
+    """Reads and changes identities, roles, groups and users, and reads the audit log.
+
+    Every method raises what the front end raised, or `Unreachable`.
+    """
 
     async def get_current_user(self) -> CurrentUser:
         """Return the caller's identity and rights."""

@@ -1,4 +1,4 @@
-"""What every process of the control plane does at its start and at its end."""
+"""The start and the end of each process of the control plane."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 STANDBY_S = 2.0
-"""Between two attempts to open a store that another process holds."""
+"""Seconds between two attempts to open a store that another process holds."""
 
 
-async def despite_damage(load: Callable[[], Awaitable[_T]], stores: Sequence[Store]) -> _T:
+async def load_despite_damage(load: Callable[[], Awaitable[_T]], stores: Sequence[Store]) -> _T:
     """Load everything; if records are damaged, set them aside and load again."""
     from control_plane.store.quarantine import set_all_aside
     from control_plane.store.records import DamagedRecord
@@ -38,8 +38,8 @@ async def despite_damage(load: Callable[[], Awaitable[_T]], stores: Sequence[Sto
         return await load()
 
 
-async def until(stopping: asyncio.Event, *loops: Awaitable[None]) -> None:
-    """Return when asked to stop, or raise the error of the first loop that failed."""
+async def run_until(stopping: asyncio.Event, *loops: Awaitable[None]) -> None:
+    """Run loops until `stopping` is set; raise the error of the first one that failed."""
     waiting = asyncio.ensure_future(stopping.wait())
     running = [asyncio.ensure_future(loop) for loop in loops]
     try:
@@ -53,7 +53,7 @@ async def until(stopping: asyncio.Event, *loops: Awaitable[None]) -> None:
 
 
 def url_of(host: str, port: int) -> str:
-    """Return the address of the front end as a URL."""
+    """Return the URL of a server with TLS."""
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
@@ -62,11 +62,13 @@ def version() -> str:
     return metadata.version("twine-cluster")
 
 
-async def before(stopping: asyncio.Event, opening: asyncio.Future[Any], runtime: Runtime) -> bool:
-    """Return whether `opening` ended before `stopping` was set; it is cancelled otherwise.
+async def ends_before(
+    stopping: asyncio.Event, opening: asyncio.Future[Any], runtime: Runtime
+) -> bool:
+    """Return whether `opening` ended before `stopping` was set; cancel it if not.
 
-    The clocks are watched meanwhile. Otherwise a standby would miss a step of the clock, and take
-    the wrong time for its date once it leads (BUG-CP60).
+    The clocks are watched meanwhile. Otherwise a standby would miss a step of the wall clock, and
+    use the wrong date once it leads (BUG-CP60).
     """
     stopped = asyncio.ensure_future(stopping.wait())
     watching = asyncio.ensure_future(runtime.watch_clocks())
@@ -80,33 +82,33 @@ async def before(stopping: asyncio.Event, opening: asyncio.Future[Any], runtime:
     return False
 
 
-async def opened(
+async def open_or_stand_by(
     stack: AsyncExitStack,
     store: Store,
     stopping: asyncio.Event,
     runtime: Runtime,
     stand_by: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Return whether the store is open, until the stack ends; False: it is time to stop.
+    """Open a store until the stack ends; return False if `stopping` was set before.
 
-    While another process has the store, this one stands by; `stand_by` is called once then.
+    While another process has the store, this one stands by; then `stand_by` is called once.
     """
-    opening = asyncio.ensure_future(_opened(stack, store, stopping, stand_by))
-    return await before(stopping, opening, runtime) and opening.result()
+    opening = asyncio.ensure_future(_retry_open(stack, store, stopping, stand_by))
+    return await ends_before(stopping, opening, runtime) and opening.result()
 
 
-async def _opened(
+async def _retry_open(
     stack: AsyncExitStack, store: Store, stopping: asyncio.Event, stand_by: Callable[[], None]
 ) -> bool:
-    is_reported = False
+    has_reported = False
     while not stopping.is_set():
         try:
             await stack.enter_async_context(store)
         except Busy as e:
-            if not is_reported:
+            if not has_reported:
                 click.echo(f"standing by: {e}", err=True)
                 stand_by()
-            is_reported = True
+            has_reported = True
         else:
             return True
         try:
@@ -124,9 +126,9 @@ async def open_store(
     from control_plane.store.opening import main_store
 
     make_folder(config.state_path, "state folder")
-    opened = main_store(config, standing_by, role.lock, role.election_records)
-    opening = asyncio.ensure_future(stack.enter_async_context(opened))
-    return opening.result() if await before(stopping, opening, runtime) else None
+    open_or_stand_by = main_store(config, standing_by, role.lock, role.election_records)
+    opening = asyncio.ensure_future(stack.enter_async_context(open_or_stand_by))
+    return opening.result() if await ends_before(stopping, opening, runtime) else None
 
 
 def boot_id() -> str:
@@ -138,6 +140,7 @@ def boot_id() -> str:
 
 
 def make_folder(path: Path, what: str) -> None:
+    """Create a folder with its parents, or raise `ConfigError`; `what` names it in the error."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as e:

@@ -1,4 +1,4 @@
-"""The front end's client, the part about the whole region: status, shards, ReBalancer, loans."""
+"""The part of the front end's client about the whole region: status, shards, ReBalancer, loans."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ import msgspec
 from control_plane.api.people import Revocation
 from control_plane.api.restored import Restored
 from control_plane.config import Config
-from control_plane.identity.issued import FOLDER
-from control_plane.identity.issued import read as read_issued
+from control_plane.identity.issued import FOLDER, read_issued
 from control_plane.identity.registrar import TOKENS
 from control_plane.store import Delete, Operation, Put, copies
 from control_plane.store.bounds import ROWS_MAX
@@ -68,26 +67,26 @@ async def restore(config: Config, copy: Path, *, keep_credentials: bool) -> None
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             stack.callback(os.close, take_lock(folder / "lock"))
         made = {name: folder / "restoring" / copies.FILE for name, folder in folders.items()}
-        found = {name: copies.look(source) for name, source in sources.items()}
-        lost = {name: _lost(folder / copies.FILE) for name, folder in folders.items()}
+        found = {name: copies.read_facts(source) for name, source in sources.items()}
+        lost = {name: _facts_of_replaced(folder / copies.FILE) for name, folder in folders.items()}
         for name, source in sources.items():
-            copies.prepare(source, made[name], copies.above(found[name], lost[name]))
+            copies.prepare_store(source, made[name], copies.numbers_above(found[name], lost[name]))
         issued = [] if keep_credentials else read_issued(config.state_path / FOLDER, now)
         users = sorted({one.name for one in issued if one.role == "user"})
         void = [Revocation(role="user", name=u, at=now, by="restore-store") for u in users]
         revoked = {f"{REVOKED}{one.role}/{one.name}": encode(one) for one in void}
-        revoked = _revoked(folders[MAIN] / copies.FILE) | revoked
+        revoked = _revocations_of_replaced(folders[MAIN] / copies.FILE) | revoked
         note = Restored(at=now, copied_at=found[MAIN].copied_at, epoch=0)
-        await _settle(made[MAIN].parent, note, revoked)
-        aside = _unused(f"before-restore-{_stamp(now)}", folders)
+        await _complete_main_store(made[MAIN].parent, note, revoked)
+        aside = _unused_name(f"before-restore-{_stamp(now)}", folders)
         for name in reversed(folders):  # the main store last: its note says that all are there
             copies.put_in_place(made[name], folders[name], folders[name] / aside)
             shutil.rmtree(made[name].parent, ignore_errors=True)
     _report(found[MAIN], folders[MAIN] / aside, users)
 
 
-async def _settle(folder: Path, note: Restored, revoked: dict[str, bytes]) -> None:
-    """Note the restore in the prepared main store; write revocations and delete join tokens."""
+async def _complete_main_store(folder: Path, note: Restored, revoked: dict[str, bytes]) -> None:
+    """Write the note of the restore and revocations into the prepared store; delete join tokens."""
     async with SqliteStore(folder) as store:
         epoch = store.epoch()
         tokens = [entry.key for entry in (await store.list_prefix(TOKENS)).entries]
@@ -102,7 +101,7 @@ def _stamp(at: float) -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at))
 
 
-def _unused(name: str, folders: dict[str, Path]) -> str:
+def _unused_name(name: str, folders: dict[str, Path]) -> str:
     """Return the name, with a number if needed, that is used in none of the folders."""
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(n for n in names if not any((f / n).exists() for f in folders.values()))
@@ -130,17 +129,17 @@ def _sources(copy: Path, folders: dict[str, Path]) -> dict[str, Path]:
     return found
 
 
-def _lost(path: Path) -> copies.Facts | None:
+def _facts_of_replaced(path: Path) -> copies.Facts | None:
     """Return the numbers of the replaced store; None if it cannot be read."""
     try:
-        return copies.look(path)
+        return copies.read_facts(path)
     except ConfigError:
         return None
 
 
-def _revoked(path: Path) -> dict[str, bytes]:
+def _revocations_of_replaced(path: Path) -> dict[str, bytes]:
     """Return the revocations in the replaced store, if it can still be read."""
-    if _lost(path) is None:
+    if _facts_of_replaced(path) is None:
         return {}
     with closing(sqlite3.connect(path)) as db:
         rows = db.execute(

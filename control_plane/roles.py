@@ -1,4 +1,4 @@
-"""Puts the control plane of one process together: all roles, or those that the process has.
+"""Makes and connects the services of the control plane of one process, for the roles it has.
 
 The front end calls the methods of `ControlPlane`.
 """
@@ -29,7 +29,7 @@ from control_plane.elastic.notice_sender import NoticeSender
 from control_plane.elastic.service import ElasticService
 from control_plane.health.checker import HealthChecker
 from control_plane.health.service import HealthService
-from control_plane.identity.core.duplicates import is_second
+from control_plane.identity.core.duplicates import is_clone
 from control_plane.images.store import FindImage
 from control_plane.job_calls import JobCalls
 from control_plane.machine_calls import MachineCalls
@@ -45,8 +45,8 @@ from control_plane.running_shards import RunningShards, allocators_of
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.following import Followed, Following
 from control_plane.runtime.job_table import JobTable
-from control_plane.runtime.limits import FrontEndLimits
-from control_plane.runtime.loops import Failing, Loops
+from control_plane.runtime.limits import LimitRegistry
+from control_plane.runtime.loops import AfterFailure, Loops
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.event_log import EventLog
@@ -123,7 +123,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         self._add_links()
         self.restored = RestoredStore(store, region, self._jobs, self._allocator.directory)
         if processes is not None:
-            self._follow(processes)
+            self._follow_other_processes(processes)
 
     def _add_machine_services(
         self, settings: SchedulerSettings, portal: PortalSettings | None
@@ -133,29 +133,29 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         self._broker.listen(self._portal.supply.on_machine_change)
         self.counters = Counters()
         self._broker.listen(self.counters.machine_changed)
-        self.limits = FrontEndLimits()
+        self.limits = LimitRegistry()
         self.inventory = MachineService(
             self._broker,
             self._runtime,
-            view=self._view,
+            view=self._machine_view,
             profile_of=self._profile_of,
             take_away=self.limits.of(
                 LimitName.TAKE_AWAY, settings.take_away_per_s, settings.take_away_burst
             ),
             tasks_of=self._tasks_of,
-            draw=self._draw,
+            draw=self._power_draw,
         )
         self._observations = Observations(self._broker, self._runtime)
 
     def _region(self, settings: SchedulerSettings) -> Region:
-        """Return what all services of the region share."""
+        """Return the objects that all services of the region share."""
         return Region(
             self._broker,
             self._observations,
             settings,
             self._runtime,
             limits=self.limits,
-            is_second=lambda machine, boot_id: is_second(self.duplicates.get(machine), boot_id),
+            is_second=lambda machine, boot_id: is_clone(self.duplicates.get(machine), boot_id),
             follows=self._follows,
             calls=lambda record: self._follows(record.entitlement) or self.shards.has_left(record),
         )
@@ -187,7 +187,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         self.maintenance = OpsPlanner(
             region,
             self._allocator,
-            self._owner_of,
+            self._find_allocator,
             jobs=self._jobs,
             outages=self.inventory.outages,
             counters=self.counters,
@@ -226,7 +226,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             )
         self.allocations = [allocator.allocations for allocator in self._allocators.values()]
         for shard in self.shards.all:
-            shard.keeper.keeps = partial(self._keeps, shard.scheduler.prepared_machines)
+            shard.keeper.keeps = partial(self._must_stay, shard.scheduler.prepared_machines)
         self.job_planner = self.shards
 
     def _add_planners(self, region: Region, solve: Solve | None) -> None:
@@ -237,7 +237,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             names_held=self._broker.names_held,
             jobs_of=self._allocator.jobs_of,
             release_idle=self.release_idle,
-            used=self._used,
+            used=self._claimed,
             power=self._allocator.index.power_budgets,
         )
         allocators = [*self._allocators.values()]
@@ -249,7 +249,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             moves=RebalanceOperations(self._jobs, self._runtime),
             store=self._store,
             solve=solve or solver_process(region.settings.rebalance.memory_mib),
-            unwell=self._unwell,
+            unwell=self._why_moves_wait,
             agents=self._pool,
             drains=self.inventory.outages,
         )
@@ -257,24 +257,24 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
             region,
             self._jobs,
             allocators,
-            owner_of=lambda pool: self._owner_of(pool) or self._allocator,
+            owner_of=lambda pool: self._find_allocator(pool) or self._allocator,
             loans=self.inventory.loans,
             store=self._store,
-            unwell=self._unwell,
+            unwell=self._why_moves_wait,
             sender=NoticeSender(region, self._jobs, self._pool, self.ownership.number),
         )
         self.capacity = CapacityService(self._portal, sources, self._runtime)
 
     def _add_links(self) -> None:
-        """Make what other parts of the process connect or report later."""
+        """Create attributes that other parts of the process set later."""
         self.identity_ends: Mapping[str, float] = {}
         """Machine → when the certificate of its agent ends, in seconds since 1970."""
         self.duplicates: Mapping[str, Duplicate] = {}
         """Machine → its clone: another host with its identity."""
         self.quarantined: list[str] = []
         """Stored records that cannot be used: an alarm while there are any."""
-        self.ask_shard: Callable[[int, str], Awaitable[None]] = _no_other_process
-        """Requests the process of a shard to return idle machines of an entitlement."""
+        self.ask_shard: Callable[[int, str], Awaitable[None]] = _no_shard_process
+        """Asks the process of a shard to release idle machines of an entitlement."""
         self._loops: Loops | None = None
 
     async def __aenter__(self) -> Self:
@@ -285,8 +285,8 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         """
         if self.processes is not None:
             await self.processes.load()
-        for one in self._stores:
-            self.quarantined += await quarantined(one)
+        for store in self._stores:
+            self.quarantined += await quarantined(store)
         await self._anchor.load()
         await self.restored.load()
         self._control.skipped_generations = self.restored.skipped_generations
@@ -326,7 +326,7 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         if self.processes is not None and self.processes.following is not None:
             loops.start("following", self.processes.following.run)
             loops.start("leadership", self.processes.wait_replaced)
-        loops.start("date", self._anchor.run, Failing.RESTARTS)
+        loops.start("date", self._anchor.run, AfterFailure.RESTARTS)
         self.restored.begin = lambda: self._start_commanding(loops)
         if not self.restored.needs_release:
             self._start_commanding(loops)
@@ -342,28 +342,28 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         """
         loops.start("dispatcher", lambda: self._dispatcher.run(self.ownership.number))
         self.shards.start(loops, self.ownership.number)
-        loops.start("profiles", self._switcher.run, Failing.RESTARTS)
-        loops.start("profile rollouts", self.profiles.run, Failing.RESTARTS)
+        loops.start("profiles", self._switcher.run, AfterFailure.RESTARTS)
+        loops.start("profile rollouts", self.profiles.run, AfterFailure.RESTARTS)
         loops.start("controllers", self._controllers.run)
         if not self.role.is_core:
             return
-        loops.start("ops planner", self.maintenance.run, Failing.RESTARTS)
-        loops.start("rebalancer", self.rebalancer.run, Failing.RESTARTS)
-        loops.start("elastic", self.elastic.run, Failing.RESTARTS)
-        loops.start("shard maps", self._shards.run, Failing.RESTARTS)
-        loops.start("machines", self.inventory.run, Failing.RESTARTS)
+        loops.start("ops planner", self.maintenance.run, AfterFailure.RESTARTS)
+        loops.start("rebalancer", self.rebalancer.run, AfterFailure.RESTARTS)
+        loops.start("elastic", self.elastic.run, AfterFailure.RESTARTS)
+        loops.start("shard maps", self._shards.run, AfterFailure.RESTARTS)
+        loops.start("machines", self.inventory.run, AfterFailure.RESTARTS)
 
-    def _keeps(self, ahead: PreparedMachines, record: MachineRecord) -> bool:
+    def _must_stay(self, prepared: PreparedMachines, record: MachineRecord) -> bool:
         """Return whether an empty machine must stay in its pool."""
-        kept = ahead.keeps(record.machine) or self.rebalancer.swaps.keeps(record.machine)
-        return kept or self.profiles.keeps(record)
+        name, swaps = record.machine, self.rebalancer.swaps
+        return prepared.keeps(name) or swaps.keeps(name) or self.profiles.keeps(record)
 
     def _follows(self, pool: str) -> bool:
-        """Return whether this process follows the machines of a pool (free ones: the core)."""
+        """Return whether this process follows a pool's machines; the core follows free ones."""
         return self.role.is_core if pool == FREE else self.role.runs(self.ownership.shard_of(pool))
 
-    def _follow(self, processes: RoleLeaders) -> None:
-        """Follow the writes of other processes into the tables, from before these are loaded."""
+    def _follow_other_processes(self, processes: RoleLeaders) -> None:
+        """Apply the writes of other processes to the tables; called before these are loaded."""
         self.ownership.epoch = processes.epoch
         tables: list[Followed] = [
             processes.table,
@@ -375,10 +375,10 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         ]
         processes.following = Following(self._store, tables)
 
-    async def followed(self, revision: int, patience_s: float) -> bool:
-        """Return whether this process reaches a revision of the store within `patience_s`."""
+    async def followed(self, revision: int, timeout_s: float) -> bool:
+        """Return whether this process reaches a revision of the store within `timeout_s`."""
         following = self.processes.following if self.processes is not None else None
-        return following is None or await following.reached(revision, patience_s)
+        return following is None or await following.wait_reached(revision, timeout_s)
 
     def also_follow(self, table: Followed) -> None:
         """Follow the writes of other processes into one more table; call it before the load."""
@@ -387,5 +387,5 @@ class ControlPlane(JobCalls, MachineCalls, StatusCalls):
         self.processes.following.add(table)
 
 
-async def _no_other_process(shard: int, _: str) -> None:
+async def _no_shard_process(shard: int, _: str) -> None:
     raise shard_unavailable(shard, "this process does not call other shards")

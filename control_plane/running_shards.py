@@ -25,7 +25,7 @@ from control_plane.api.plans import JobExplanation, JobPlan
 from control_plane.portal.core.pools import pool_of
 from control_plane.portal.portal import Portal
 from control_plane.runtime.job_table import JobTable
-from control_plane.runtime.loops import Failing, Loops
+from control_plane.runtime.loops import AfterFailure, Loops
 from control_plane.scheduler.job_planner import JobPlanner
 from control_plane.scheduler.placement import Placements
 from control_plane.scheduler.scheduler import Scheduler
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 IDLE_S, _PAUSE_S = 10.0, 0.01
 """Seconds that a move waits for work under way in its entitlement, and between two checks."""
 _SETTLE_S = 1.0
-"""Seconds between two tries to read whether the new owner was written."""
+"""Seconds between two attempts to read whether the new owner was written."""
 ALLOCATOR = "allocator"
 """Name of shard 0's allocator, and of the only allocator of earlier releases."""
 
@@ -51,10 +51,10 @@ class RunningShards(ShardLookup):
         self, parts: ShardParts, ownership: OwnershipMap, allocators: Mapping[int, Allocator]
     ):
         """Create a shard for each allocator of `allocators_of`; `start` starts their loops."""
-        shards = {number: _shard(number, parts, of) for number, of in allocators.items()}
+        shards = {number: _make_shard(number, parts, of) for number, of in allocators.items()}
         super().__init__(parts, ownership, shards)
         self._moves = asyncio.Lock()
-        parts.dispatcher.wanted = self._wanted
+        parts.dispatcher.wanted = self._command_for
         parts.control.in_one_shard = self.in_one_shard
         parts.portal.in_scope = self.scopes.check_change
 
@@ -67,7 +67,7 @@ class RunningShards(ShardLookup):
         """Return whether a shard accepts requests; the shards of this process do."""
         return shard in self._by_number
 
-    async def give(self, entitlement: str) -> None:
+    async def assign_unused(self, entitlement: str) -> None:
         """Give an unused entitlement to the least loaded shard that is ready."""
         record = self._parts.portal.table.find(entitlement)
         if self.count == 1 or record is None:
@@ -91,12 +91,12 @@ class RunningShards(ShardLookup):
         """
         self._check_target(pool, to)
         source, jobs = self._ownership.shard_of(pool), self.jobs_in(pool)
-        self._check_alone(pool, jobs)
+        self._check_no_transfer(pool, jobs)
         machines = len(self._parts.region.broker.held(pool))
         moves = source != to and not dry_run
         if moves:
             async with self._moves:
-                work = self._move_error(pool, to)  # completes even if the client disconnects
+                work = self._move_or_error(pool, to)  # completes even if the client disconnects
                 task = self._parts.region.runtime.spawn("shard move", work)
                 if (error := await asyncio.shield(task)) is not None:
                     raise error
@@ -110,7 +110,7 @@ class RunningShards(ShardLookup):
             done=moves,
         )
 
-    async def _move_error(self, pool: str, to: int) -> TwineError | None:
+    async def _move_or_error(self, pool: str, to: int) -> TwineError | None:
         """Move, and return the error: an error that a spawned task raises ends the process."""
         try:
             await self._move(pool, to)
@@ -119,16 +119,16 @@ class RunningShards(ShardLookup):
         return None
 
     async def _move(self, pool: str, to: int) -> None:
-        source, target = self.of_pool(pool), self._running(to)
-        self._ownership.moving[pool] = target.number  # from here on no shard owns it
+        source, target = self.of_pool(pool), self._require_shard(to)
+        self._ownership.moving[pool] = target.number  # from now on no shard owns it
         try:
-            await self._until_written(pool)
+            await self._wait_written(pool)
             async with self._parts.jobs.lock(*self.jobs_in(pool)):
                 jobs = self.jobs_in(pool)
-                self._check_alone(pool, jobs)  # a transfer may have begun before the locks
-                await self._until_idle(pool, source, jobs)
+                self._check_no_transfer(pool, jobs)  # a transfer may have begun before the locks
+                await self._wait_idle(pool, source, jobs)
                 stored = await handover.read(target.allocator, jobs)
-                await self._write(pool, target.number)
+                await self._write_owner(pool, target.number)
                 if self._ownership.shard_of(pool) == target.number:
                     handover.drop(source.allocator, jobs)
                     handover.adopt(target.allocator, pool, stored)
@@ -146,7 +146,7 @@ class RunningShards(ShardLookup):
                 owner.scheduler.wake(job)
             owner.keeper.watch_pool(pool)
 
-    async def _until_written(self, pool: str) -> None:
+    async def _wait_written(self, pool: str) -> None:
         """Return once all jobs that were being written into a pool are in the table (BUG-CP61).
 
         Such a job may be in transfer from another entitlement.
@@ -155,7 +155,7 @@ class RunningShards(ShardLookup):
         await self._wait_while(pool, "the write of a job", lambda: portal.is_applying(names))
         await self._parts.jobs.settle()
 
-    async def _until_idle(self, pool: str, source: RunningShard, jobs: list[str]) -> None:
+    async def _wait_idle(self, pool: str, source: RunningShard, jobs: list[str]) -> None:
         allocator, asking = source.allocator, source.scheduler.requests.asking
 
         def is_busy() -> bool:
@@ -175,7 +175,7 @@ class RunningShards(ShardLookup):
                 )
             await runtime.sleep(_PAUSE_S)
 
-    async def _write(self, pool: str, shard: int) -> None:
+    async def _write_owner(self, pool: str, shard: int) -> None:
         """Write the new owner, or raise; after an unknown outcome, reads whether it was written."""
         try:
             await self._ownership.move(pool, shard, self.scopes.check_new_owner(pool, shard))
@@ -223,10 +223,10 @@ class RunningShards(ShardLookup):
             at = f" {shard.number}" if shard.number else ""
             loops.start(f"scheduler{at}", partial(shard.scheduler.run, number))
             loops.start(f"allocator{at}", shard.allocator.run)
-            loops.start(f"pool keeper{at}", shard.keeper.run, Failing.RESTARTS)
+            loops.start(f"pool keeper{at}", shard.keeper.run, AfterFailure.RESTARTS)
 
-    def _wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
-        """Return what a machine has to do with a task.
+    def _command_for(self, machine: str, task: str) -> TaskSpec | Stop | None:
+        """Return the command about a task for a machine.
 
         The shard of the machine decides about tasks of unknown jobs.
         """
@@ -240,7 +240,7 @@ class RunningShards(ShardLookup):
         return None if shard is None else shard.scheduler.wanted(machine, task)
 
 
-def _shard(number: int, parts: ShardParts, allocator: Allocator) -> RunningShard:
+def _make_shard(number: int, parts: ShardParts, allocator: Allocator) -> RunningShard:
     placements = Placements(allocator, allocator.region.owns)
     scheduler = Scheduler(
         allocator.region,
@@ -266,7 +266,7 @@ def allocators_of(
     jobs: JobTable,
     store: Store,
     ownership: OwnershipMap,
-    runs: Callable[[int], bool] = lambda _shard: True,
+    runs: Callable[[int], bool] = lambda _make_shard: True,
 ) -> dict[int, Allocator]:
     """Return an allocator for each shard that this process runs.
 

@@ -1,7 +1,7 @@
 """The process of one shard: scheduler, allocator, dispatcher, switcher and health of its machines.
 
-It has the same actors as a whole control plane, and runs those of its shard. It holds no key of the
-authority and serves no user: the core authorizes each request and calls the shard.
+It has the actors of a whole control plane, and runs those of its shard. It holds no key of the
+authority and serves no users: the core authorizes each request and calls the shard.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from control_plane.client import ControlPlaneClient
 from control_plane.config import Config
 from control_plane.front_end.shard_front_end import ShardFrontEnd
 from control_plane.identity.from_file import FileIdentity, RevokedHosts
-from control_plane.process import boot_id, despite_damage, open_store, until, version
+from control_plane.process import boot_id, load_despite_damage, open_store, run_until, version
 from control_plane.roles import ControlPlane
-from control_plane.runtime.garbage import heap_that_stays
+from control_plane.runtime.garbage import permanent_heap
 from control_plane.runtime.runtime import Runtime
 from control_plane.shards.ownership import OwnershipMap
 from control_plane.shards.processes import OwnRole, RoleLeaders
@@ -33,8 +33,8 @@ from wire.errors import TwineError
 from wire.listen import serving, tcp_socket
 
 log = logging.getLogger(__name__)
-_KNOWN_S = 5.0
-"""How long the core's list of images is cached; signatures may be added after an upload."""
+_CACHED_S = 5.0
+"""Seconds for which the core's images are cached; signatures may be added after an upload."""
 
 
 async def serve_shard(
@@ -50,8 +50,8 @@ async def serve_shard(
         if store is None:
             return
         tcp = stack.enter_context(tcp_socket(*config.listen_on()))
-        with heap_that_stays():
-            plane = await despite_damage(
+        with permanent_heap():
+            plane = await load_despite_damage(
                 lambda: _load(stack, config, store, role, identity, runtime), [store]
             )
         app = ShardFrontEnd(plane, store, identity.cluster).app(version())
@@ -60,7 +60,7 @@ async def serve_shard(
         )
         log.info("serving", extra={"url": role.url, "role": role.name})
         started(role.url)
-        await until(stopping, plane.wait_failed(), identity.follow_forever())
+        await run_until(stopping, plane.wait_failed(), identity.reload_forever())
         log.info("shutting down; tasks continue to run")
 
 
@@ -72,10 +72,10 @@ async def _load(
     identity: FileIdentity,
     runtime: Runtime,
 ) -> ControlPlane:
-    """Make the actors of a shard and load them; again after damaged records were set aside."""
+    """Make the actors of a shard and load them; it can be called again after a load that failed."""
     tls = identity.agents_context()
     ownership, processes = OwnershipMap(store), RoleLeaders(store, role)
-    images = _Images(processes, identity.core_context(), runtime)
+    images = _CachedImages(processes, identity.core_context(), runtime)
     rules = address_rules(config.controller_networks, config.reachable_at())
     patience = PollPatience(config.scheduler.poll_wait_s, config.scheduler.poll_patience_s)
 
@@ -105,28 +105,28 @@ async def _load(
     return await stack.enter_async_context(plane)
 
 
-class _Images:
+class _CachedImages:
     """A cached client of the core's image store."""
 
     def __init__(self, processes: RoleLeaders, tls: ssl.SSLContext, runtime: Runtime) -> None:
         self._processes, self._tls, self._runtime = processes, tls, runtime
         self._known: dict[str, ImageInfo] = {}
-        self._until = float("-inf")
-        self._asking = asyncio.Lock()
+        self._fresh_until = float("-inf")
+        self._lock = asyncio.Lock()
 
     async def find(self, digest: str) -> ImageInfo | None:
         """Return the facts of an image, None if the core does not have it."""
-        async with self._asking:
-            if self._runtime.now() >= self._until or digest not in self._known:
+        async with self._lock:
+            if self._runtime.now() >= self._fresh_until or digest not in self._known:
                 try:
-                    await self._ask()
+                    await self._refresh()
                 except TwineError:
                     if digest not in self._known:
                         raise
         return self._known.get(digest)
 
-    async def _ask(self) -> None:
+    async def _refresh(self) -> None:
         async with ControlPlaneClient(self._processes.core_url(), self._tls) as client:
             images = (await client.list_images()).images
         self._known = {image.digest: image for image in images}
-        self._until = self._runtime.now() + _KNOWN_S
+        self._fresh_until = self._runtime.now() + _CACHED_S

@@ -89,7 +89,7 @@ class ShardLookup:
         return None if record is None else self.number_of_entitlement(record.spec.entitlement)
 
     def has_left(self, record: MachineRecord) -> bool:
-        """Return whether tasks of these shards have to be removed from a free machine.
+        """Return whether a free machine has tasks of these shards that must be removed.
 
         A lost machine may be free when it returns, and still run tasks that were moved elsewhere.
         Only the process of their shard has the records of these moves, so it removes the tasks.
@@ -105,31 +105,31 @@ class ShardLookup:
 
     def of_pool(self, pool: str) -> RunningShard:
         """Return the shard that owns a pool; shard 0 for the free pool."""
-        return self._running(self._ownership.shard_of(pool))
+        return self._require_shard(self._ownership.shard_of(pool))
 
     def of_entitlement(self, name: str) -> RunningShard:
         """Return the shard that places the tasks of an entitlement."""
-        return self._running(self.number_of_entitlement(name))
+        return self._require_shard(self.number_of_entitlement(name))
 
     def of_job(self, name: str) -> RunningShard:
         """Return the shard of a job; an arbitrary one if there is no such job."""
         number = self.number_of_job(name)
-        return self.all[0] if number is None else self._running(number)
+        return self.all[0] if number is None else self._require_shard(number)
 
     def of_number(self, text: str) -> RunningShard:
         """Return the shard with the number in a URL path, or raise `NotFound`."""
-        number = self.number_in(text)
+        number = self.parse_number(text)
         if number is None:
             raise NotFound(f"there is no shard {text[:20]!r}: they are 0 to {self.count - 1}")
-        return self._running(number)
+        return self._require_shard(number)
 
-    def number_in(self, text: str) -> int | None:
+    def parse_number(self, text: str) -> int | None:
         """Return the number in a URL path; None: there is no shard with this number."""
         if not text.isdecimal() or len(text) > len(str(SHARDS_MAX)) or int(text) >= self.count:
             return None
         return int(text)
 
-    def _running(self, number: int) -> RunningShard:
+    def _require_shard(self, number: int) -> RunningShard:
         found = self._by_number.get(number)
         if found is None:
             raise Busy(
@@ -174,7 +174,7 @@ class ShardLookup:
         return loads
 
     def _has_shard(self, pool: str, machines: int, names: Iterable[str]) -> bool:
-        """Return whether an entitlement has a shard; an unused one may get any shard.
+        """Return whether an entitlement has a shard; an unused one may be assigned to any.
 
         `names` are the entitlements of the pool.
         """
@@ -190,12 +190,12 @@ class ShardLookup:
 
     def check_move(self, job: str, entitlement: str) -> None:
         """Raise `Conflict` if a job would move to another shard: a job belongs to one shard."""
-        here, there = self.number_of_job(job), self.number_of_entitlement(entitlement)
-        if here is not None and here != there:
+        source, target = self.number_of_job(job), self.number_of_entitlement(entitlement)
+        if source is not None and source != target:
             raise Conflict(
-                f"cannot move job {job!r}: it is in shard {here}, and entitlement "
-                f"{entitlement!r} is in shard {there}; a job belongs to one shard",
-                hint=f"twinectl shard move {entitlement} --to {here}",
+                f"cannot move job {job!r}: it is in shard {source}, and entitlement "
+                f"{entitlement!r} is in shard {target}; a job belongs to one shard",
+                hint=f"twinectl shard move {entitlement} --to {source}",
             )
 
     def in_one_shard(self, job: str, entitlement: str) -> Mapping[str, int]:
@@ -223,7 +223,7 @@ class ShardLookup:
         """Return the entitlements whose tasks run on the machines of a pool."""
         return set(members(self._parts.portal.specs()).get(pool, [pool]))
 
-    def _check_alone(self, pool: str, jobs: list[str]) -> None:
+    def _check_no_transfer(self, pool: str, jobs: list[str]) -> None:
         """Raise `Conflict` if a job is in transfer between this entitlement and another."""
         broker, records = self._parts.region.broker, self._parts.jobs
         directory = self.all[0].allocator.directory

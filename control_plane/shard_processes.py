@@ -33,13 +33,13 @@ from wire.errors import Busy, Conflict, TwineError
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _RELEASE_S = IDLE_S + 2.0
-"""How long the core waits for a shard's process, which itself waits `IDLE_S` for allocations."""
+"""Seconds that the core waits for a shard's process, which waits `IDLE_S` for allocations."""
 _RETRY_S = 1.0
 _BEHIND_S = 5.0
-"""How long held machines wait until this process has followed earlier holds of others."""
-_GONE_KEPT = 1_000
+"""Seconds that held machines wait until this process has followed earlier holds of others."""
+_UNKNOWN_KEPT = 1_000
 """Tasks of unknown jobs that are cached; for older ones the store is read again."""
 
 
@@ -52,21 +52,21 @@ class ShardProcesses(RunningShards):
         ownership: OwnershipMap,
         allocators: Mapping[int, Allocator],
         processes: RoleLeaders,
-        look_at: Callable[[str], None],
+        follow_machine: Callable[[str], None],
     ) -> None:
-        """`watch_pool(machine)` makes the health check follow a machine, or stop following it."""
+        """`follow_machine(name)` makes the health check follow a machine, or stop doing so."""
         super().__init__(parts, ownership, allocators)
         self._processes, self._role = processes, processes.own
-        self._look_at, self._runs = look_at, False
+        self._follow_machine, self._has_started = follow_machine, False
         self._runtime = parts.region.runtime
-        self._gone: dict[Stop, bool] = {}
+        self._unknown_tasks: dict[Stop, bool] = {}
         """Stop of a task of an unknown job → whether the store confirmed that the job is gone."""
         self.ask_ready: Callable[[int], Awaitable[bool]] = self._is_led
         """Returns whether the process of a shard accepts requests."""
         ownership.table.listen(self._owner_changed)
         parts.jobs.listen(self._job_changed)
         for allocator in allocators.values():
-            allocator.allocations.confirm = partial(self._confirm, allocator)
+            allocator.allocations.confirm = partial(self._confirm_holds, allocator)
 
     @property
     def count(self) -> int:
@@ -80,7 +80,7 @@ class ShardProcesses(RunningShards):
             self.scopes.check_owners()
 
     async def is_ready(self, shard: int) -> bool:
-        """Return whether a shard accepts requests; queries its process."""
+        """Return whether a shard accepts requests; asks its process."""
         return await super().is_ready(shard) or await self.ask_ready(shard)
 
     async def _is_led(self, shard: int) -> bool:
@@ -90,7 +90,7 @@ class ShardProcesses(RunningShards):
     def start(self, loops: Loops, number: Callable[[], int]) -> None:
         """Start the loops of all shards, and continue moves that an earlier process began."""
         super().start(loops, number)
-        self._runs = True
+        self._has_started = True
         for record in self._ownership.table.records():
             if record.moving_to is None:
                 continue
@@ -107,30 +107,30 @@ class ShardProcesses(RunningShards):
             loads.append(load if by is None else replace(load, host=by.host, since=by.since))
         return loads
 
-    async def give(self, entitlement: str) -> None:
+    async def assign_unused(self, entitlement: str) -> None:
         """Give an unused entitlement to the least loaded shard; only the core does this."""
         if self._role.is_core:
-            await super().give(entitlement)
+            await super().assign_unused(entitlement)
 
     async def _move(self, pool: str, to: int) -> None:
         source = self._ownership.shard_of(pool)
         try:
             await self._ownership.announce(pool, to)
-            if await self._is_run(source):
-                await self._until_released(pool, source)
-            await self._write(pool, to)
+            if await self._may_own(source):
+                await self._wait_released(pool, source)
+            await self._write_owner(pool, to)
         except TwineError:  # also where it is unknown whether it was announced
             await self._withdraw(pool)
             raise
 
-    async def _is_run(self, shard: int) -> bool:
+    async def _may_own(self, shard: int) -> bool:
         """Return whether a process of the shard may have to release an announced entitlement.
 
         A process that begins to lead afterwards reads the announcement and does not own it.
         """
         return await super().is_ready(shard) or await self._processes.has_led(shard)
 
-    async def _until_released(self, pool: str, source: int) -> None:
+    async def _wait_released(self, pool: str, source: int) -> None:
         ends = self._runtime.now() + _RELEASE_S
         while not await self._ownership.is_released(pool):
             if self._runtime.now() >= ends:
@@ -139,16 +139,16 @@ class ShardProcesses(RunningShards):
                     f"{_RELEASE_S:g} s; nothing was changed",
                     hint="`twinectl shard list` shows the shards that answer; try again",
                 )
-            await self._runtime.sleep(_LOOK_S)
+            await self._runtime.sleep(_POLL_S)
 
     async def _withdraw(self, pool: str) -> None:
         """Withdraw the announced move of an entitlement; retries until the store has it."""
         fields = {"entitlement": pool}
-        await self._retried(
+        await self._retry(
             "move not withdrawn", fields, lambda: self._ownership.announce(pool, None)
         )
 
-    async def _retried(
+    async def _retry(
         self, failed: str, fields: Mapping[str, str], work: Callable[[], Awaitable[_T]]
     ) -> _T:
         """Return the result of work on the store; logs each failure, and retries after a pause."""
@@ -159,7 +159,7 @@ class ShardProcesses(RunningShards):
                 log.warning(failed, extra={**fields, "reason": str(e)})
                 await self._runtime.sleep(_RETRY_S)
 
-    async def _confirm(self, allocator: Allocator, taken: list[Machine], pool: str) -> bool:
+    async def _confirm_holds(self, allocator: Allocator, taken: list[Machine], pool: str) -> bool:
         """Return whether machines that are held for a pool are not promised to other pools.
 
         Other processes may hold machines at the same time. Each follows the store up to its own
@@ -167,7 +167,7 @@ class ShardProcesses(RunningShards):
         """
         following = self._processes.following
         at = self._parts.jobs.store.revision()
-        if following is not None and not await following.reached(at, _BEHIND_S):
+        if following is not None and not await following.wait_reached(at, _BEHIND_S):
             raise Busy(
                 f"cannot take {len(taken)} machines for {pool!r}: this process is more than "
                 f"{_BEHIND_S:g} s behind the store",
@@ -175,32 +175,32 @@ class ShardProcesses(RunningShards):
             )
         return await allocator.allocations.in_steps(allocator.quotas.kept_without(pool, taken))
 
-    # -- tasks of jobs that are not known here
+    # -- tasks of unknown jobs
 
-    def _wanted(self, machine: str, task: str) -> TaskSpec | Stop | None:
-        """Return what a machine has to do with a task.
+    def _command_for(self, machine: str, task: str) -> TaskSpec | Stop | None:
+        """Return the command about a task for a machine.
 
         A shard writes a new job before its tasks start. But this process may not have followed the
         write of the job, or of the machine's assignment. So it reads the job from the store before
         it stops a task of an unknown job (docs/adr/0215).
         """
-        found, job = super()._wanted(machine, task), task.rpartition("-")[0]
+        found, job = super()._command_for(machine, task), task.rpartition("-")[0]
         if not isinstance(found, Stop) or self._parts.jobs.find(job) is not None:
             return found
-        if found not in self._gone:
-            while len(self._gone) >= _GONE_KEPT:
-                del self._gone[next(iter(self._gone))]
-            self._gone[found] = False
-            self._runtime.spawn("unknown task", self._ask_store(found, job))
-        return found if self._gone[found] else None
+        if found not in self._unknown_tasks:
+            while len(self._unknown_tasks) >= _UNKNOWN_KEPT:
+                del self._unknown_tasks[next(iter(self._unknown_tasks))]
+            self._unknown_tasks[found] = False
+            self._runtime.spawn("unknown task", self._read_job(found, job))
+        return found if self._unknown_tasks[found] else None
 
-    async def _ask_store(self, stop: Stop, job: str) -> None:
+    async def _read_job(self, stop: Stop, job: str) -> None:
         """Stop a task if the store has no record of its job; retries a failed read."""
         store = self._parts.jobs.store
-        found = await self._retried("job not read", {"job": job}, lambda: store.get(JOBS + job))
-        self._gone.pop(stop, None)
+        found = await self._retry("job not read", {"job": job}, lambda: store.get(JOBS + job))
+        self._unknown_tasks.pop(stop, None)
         if found is None:
-            self._gone[stop] = True
+            self._unknown_tasks[stop] = True
             for shard in self.all:
                 shard.scheduler.stop_unknown_tasks(stop.machine)
 
@@ -209,51 +209,51 @@ class ShardProcesses(RunningShards):
     def _owner_changed(
         self, pool: str, before: EntitlementOwner | None, after: EntitlementOwner | None
     ) -> None:
-        if not self._runs or after is None:
+        if not self._has_started or after is None:
             return
         was = before.shard if before is not None else 0
         if after.moving_to is not None:
             if self._role.runs(after.shard):
                 self._runtime.spawn("shard move", self._release(pool))
         elif was != after.shard:
-            self._passed(pool, self._by_number.get(was), self._by_number.get(after.shard))
+            self._change_owner(pool, self._by_number.get(was), self._by_number.get(after.shard))
         else:
             self._wake(pool)
 
     def _job_changed(self, _: str, before: JobRecord | None, after: JobRecord | None) -> None:
         """Follow machines from which tasks have to be removed, in any entitlement."""
         if (before.leaving if before else {}) != (after.leaving if after else {}):
-            self._look_where_left(before)
-            self._look_where_left(after)
+            self._follow_leaving(before)
+            self._follow_leaving(after)
 
-    def _look_where_left(self, record: JobRecord | None) -> None:
-        if self._runs and record is not None:
+    def _follow_leaving(self, record: JobRecord | None) -> None:
+        if self._has_started and record is not None:
             for machine in record.leaving:
-                self._look_at(machine)
+                self._follow_machine(machine)
 
     async def _release(self, pool: str) -> None:
         """Wait for the work under way in an entitlement to end, and write its release."""
         source, jobs = self.of_pool(pool), list[str]()
         try:
-            await self._until_written(pool)
+            await self._wait_written(pool)
             async with self._parts.jobs.lock(*self.jobs_in(pool)):
                 jobs = self.jobs_in(pool)
-                self._check_alone(pool, jobs)  # a transfer may be newer than the core's check
-                await self._until_idle(pool, source, jobs)
+                self._check_no_transfer(pool, jobs)  # a transfer may be newer than the core's check
+                await self._wait_idle(pool, source, jobs)
                 await self._ownership.release(pool)
-        except Conflict as e:  # or it was withdrawn
+        except Conflict as e:  # a job is in transfer, or the move was withdrawn
             log.info("entitlement stays", extra={"entitlement": pool, "reason": str(e)})
         except TwineError as e:  # the core gives up after a while
             log.warning("entitlement not released", extra={"entitlement": pool, "reason": str(e)})
         for job in jobs:
             source.scheduler.forget(job)
 
-    def _passed(self, pool: str, old: RunningShard | None, new: RunningShard | None) -> None:
-        """Drop the state of an entitlement that got another owner, or take it over."""
+    def _change_owner(self, pool: str, old: RunningShard | None, new: RunningShard | None) -> None:
+        """Drop the state of an entitlement that this process lost, or take over one that it got."""
         for record in self._parts.region.broker.held(pool):
-            self._look_at(record.machine)
+            self._follow_machine(record.machine)
         for job in self.jobs_in(pool):
-            self._look_where_left(self._parts.jobs.find(job))
+            self._follow_leaving(self._parts.jobs.find(job))
         if old is not None:
             jobs = self.jobs_in(pool)
             handover.drop(old.allocator, jobs)
@@ -266,7 +266,7 @@ class ShardProcesses(RunningShards):
     async def _adopt(self, pool: str, shard: RunningShard) -> None:
         jobs = self.jobs_in(pool)
         async with self._parts.jobs.lock(*jobs):
-            stored = await self._retried(
+            stored = await self._retry(
                 "records not read",
                 {"entitlement": pool},
                 lambda: handover.read(shard.allocator, jobs),

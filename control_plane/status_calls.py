@@ -1,5 +1,6 @@
-"""The status of this process and of the region, the conditions that stop voluntary moves, and the
-lookups of access control.
+"""The status of this process and of the region, and lookups for access control.
+
+It also says whether voluntary moves of tasks must wait.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from control_plane.portal.portal import Portal
 from control_plane.rebalancer.rebalancer import ReBalancer
 from control_plane.running_shards import RunningShards
 from control_plane.runtime.job_table import JobTable
-from control_plane.runtime.limits import FrontEndLimits
+from control_plane.runtime.limits import LimitRegistry
 from control_plane.runtime.loops import Loops
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.counters import Counters
@@ -36,7 +37,7 @@ class StatusCalls:
 
     counters: Counters
     health: HealthService
-    limits: FrontEndLimits
+    limits: LimitRegistry
     processes: RoleLeaders | None
     quarantined: list[str]
     rebalancer: ReBalancer
@@ -53,16 +54,16 @@ class StatusCalls:
 
     async def ready(self) -> Liveness:
         """Return whether everything is loaded and every loop runs."""
-        return self._state()
+        return self._readiness()
 
-    def _state(self) -> Liveness:
+    def _readiness(self) -> Liveness:
         if self._loops is None:
             return Liveness(ok=False, detail="the stores are not loaded yet")
         for store in self._stores:
             if failure := store.failure():
                 return Liveness(ok=False, detail=failure)
-        if trouble := self._loops.trouble():
-            return Liveness(ok=False, detail=trouble)
+        if failures := self._loops.failures():
+            return Liveness(ok=False, detail=failures)
         alarm = f"{len(self.quarantined)} damaged records are set aside" * bool(self.quarantined)
         details = [
             self.restored.describe_wait(),
@@ -74,7 +75,7 @@ class StatusCalls:
 
     def process_counts(self, loads: Sequence[ShardLoad] = ()) -> ProcessStatus:
         """Return the status of this process; `loads` has its numbers of jobs and tasks."""
-        followed, state = self._checker.followed_count, self._state()
+        followed, state = self._checker.followed_count, self._readiness()
         return own_status(self.role, state, self._store, self.processes, loads, followed)
 
     def region_status(self, others: Sequence[ProcessStatus] = ()) -> RegionStatus:
@@ -95,8 +96,8 @@ class StatusCalls:
             shards=loads,
         )
 
-    def _unwell(self) -> str:
-        """Return why voluntary moves of tasks must wait; empty: nothing prevents them."""
+    def _why_moves_wait(self) -> str:
+        """Return why voluntary moves of tasks must wait; empty: they may begin."""
         if self.shards.count > len(self.shards.all):
             return NEEDS_ONE_PROCESS
         held = (LimitName.STOPS, LimitName.CAPPED_MOVES, LimitName.CAPACITY, LimitName.MARK_DOWN)

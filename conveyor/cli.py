@@ -14,7 +14,7 @@ from control_plane.cli.jobfile import read_document
 from control_plane.cli.program import Program, Target
 from control_plane.commands import until_signal
 from control_plane.notify import notify
-from control_plane.process import boot_id, opened, until
+from control_plane.process import boot_id, open_or_stand_by, run_until
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Store
@@ -71,7 +71,7 @@ async def run_service(
     store = open_store(config)
     stand_by = partial(notify, "READY=1\nSTATUS=standing by")
     async with AsyncExitStack() as stack:
-        if not await opened(stack, store, stopping, runtime, stand_by):
+        if not await open_or_stand_by(stack, store, stopping, runtime, stand_by):
             return
         anchor = Anchor(store, runtime, boot_id())
         await anchor.load()
@@ -79,7 +79,7 @@ async def run_service(
             notify("READY=1\nSTATUS=serving")
             started()
             loops = (service.run(), fleets.run(), runtime.watch_clocks(), anchor.run())
-            await until(stopping, *loops, store.wait_failed())
+            await run_until(stopping, *loops, store.wait_failed())
 
 
 @asynccontextmanager

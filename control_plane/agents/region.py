@@ -9,7 +9,7 @@ from control_plane.agents.observations import Observations
 from control_plane.agents.ports import KnownMachines
 from control_plane.api.machines import MachineRecord
 from control_plane.api.settings import SchedulerSettings
-from control_plane.runtime.limits import FrontEndLimits
+from control_plane.runtime.limits import LimitRegistry
 from control_plane.runtime.runtime import Runtime
 
 
@@ -21,7 +21,7 @@ class Region:
     observations: Observations
     settings: SchedulerSettings
     runtime: Runtime
-    limits: FrontEndLimits = field(default_factory=FrontEndLimits)
+    limits: LimitRegistry = field(default_factory=LimitRegistry)
     is_second: Callable[[str, str], bool] = lambda _machine, _boot_id: False
     """Whether the host of this boot is a clone, which has this machine's identity (ADR 0107)."""
     owns: Callable[[str], bool] = lambda _pool: True

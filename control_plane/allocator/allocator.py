@@ -48,8 +48,8 @@ from control_plane.allocator.task_directory import TaskDirectory
 from control_plane.allocator.transactions import Allocations
 from control_plane.allocator.usability import Usability
 from control_plane.api.capacity import EntitlementRecord, EntitlementSpec
-from control_plane.api.job_changes import is_untouched
-from control_plane.api.jobs import JobRecord, JobSpec, bound_to, spec_of
+from control_plane.api.job_changes import has_same_tasks_and_specs
+from control_plane.api.jobs import JobRecord, JobSpec, entitlements_of, spec_of
 from control_plane.api.machines import MachineRecord
 from control_plane.api.policy import Admission
 from control_plane.broker.core.capacity import Kinds
@@ -378,12 +378,12 @@ class Allocator:
             self.index.block(name, self.usability.blocked(record))
 
     def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
-        if is_untouched(before, after):
+        if has_same_tasks_and_specs(before, after):
             return
         changed = self.directory.settle(name, before, after)
-        for entitlement in bound_to(before) if before is not None else ():
+        for entitlement in entitlements_of(before) if before is not None else ():
             self._by_entitlement[entitlement].pop(name, None)
-        for entitlement in bound_to(after) if after is not None else ():
+        for entitlement in entitlements_of(after) if after is not None else ():
             self._by_entitlement[entitlement][name] = None
         self._affinity.note(name, NeighbourJobs.of(after.spec) if after is not None else None)
         for machine in changed:

@@ -125,7 +125,7 @@ class StoredAllocations:
             revision = await self._outcome(attempt, key)
             if not revision:
                 if before:  # finding the outcome may have used up a revision
-                    self._revisions[job] = attempt.left_at(key)
+                    self._revisions[job] = attempt.revision_after(key)
                 raise
         if record is None:
             self._revisions.pop(job, None)

@@ -44,11 +44,11 @@ def _relaxation_errors(document: dict[Any, Any]) -> list[FieldError]:
     """Return an error for relaxations that need no permission."""
     listed = document.get("relaxations")
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
-    free = [name for name in Relaxation if name not in TO_BE_ALLOWED and name in names]
-    if not free:
+    not_needed = [name for name in Relaxation if name not in TO_BE_ALLOWED and name in names]
+    if not not_needed:
         return []
-    how = "raw requires the role host-admin" if "raw" in free else "every job may have these"
-    named, can = [_listed([str(name) for name in names]) for names in (free, TO_BE_ALLOWED)]
+    how = "raw requires the role host-admin" if "raw" in not_needed else "every job may have these"
+    named, can = [_listed([str(name) for name in names]) for names in (not_needed, TO_BE_ALLOWED)]
     reason = f"{named} cannot be allowed here: {how}; allowed are {can}"
     return [_error("relaxations", reason)]
 

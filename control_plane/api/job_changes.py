@@ -5,7 +5,7 @@ from __future__ import annotations
 from control_plane.api.jobs import JobRecord, TaskRecord
 
 
-def is_untouched(before: JobRecord | None, after: JobRecord | None) -> bool:
+def has_same_tasks_and_specs(before: JobRecord | None, after: JobRecord | None) -> bool:
     """Return whether two records of a job differ at most by a write of intents.
 
     Tasks and specifications are the same objects; an autoscaler writes most sizes to confirm them.

@@ -359,15 +359,16 @@ def task_id(job: str, index: int) -> str:
 
 def task_at(record: JobRecord, index: int) -> TaskRecord | None:
     """Return the task of an index; in a job with many it is mostly at that position."""
-    near = record.tasks[index : index + 1]
-    if near and near[0].index == index:
-        return near[0]
+    guess = record.tasks[index : index + 1]
+    if guess and guess[0].index == index:
+        return guess[0]
     return next((task for task in record.tasks if task.index == index), None)
 
 
-def bound_to(record: JobRecord) -> set[str]:
-    """Return the entitlements that a job needs: its own, those of its tasks, and the one that an
-    unfinished update may go back to.
+def entitlements_of(record: JobRecord) -> set[str]:
+    """Return the entitlements that a job needs.
+
+    Its own, those of its tasks, and the one to which an unfinished update may be rolled back.
     """
     found = {record.spec.entitlement}
     if all(spec.entitlement in found for spec in record.specs.values()):

@@ -39,14 +39,14 @@ MAX_TERMS = 200
 MAX_DEPTH = 16
 """Nesting depth of parentheses and `not`."""
 MAX_ERRORS = 16
-"""Mistakes that are listed for one text; the parser stops there."""
+"""Errors that are listed for one text; the parser stops there."""
 _GUESSED_CHARS = 40
 """Characters of an unknown name for which a suggestion is searched."""
 
 
 def parse(text: str, known: frozenset[str] = FOR_JOBS) -> Term:
     """Return what a text means, or raise `InvalidInput` with everything that is wrong with it."""
-    term, errors = parsed(text, known)
+    term, errors = parse_with_errors(text, known)
     if term is None or errors:
         listed = "; ".join(errors)
         raise InvalidInput(
@@ -57,16 +57,18 @@ def parse(text: str, known: frozenset[str] = FOR_JOBS) -> Term:
 
 
 @lru_cache(maxsize=4096)
-def parsed(text: str, known: frozenset[str] = FOR_JOBS) -> tuple[Term | None, tuple[str, ...]]:
+def parse_with_errors(
+    text: str, known: frozenset[str] = FOR_JOBS
+) -> tuple[Term | None, tuple[str, ...]]:
     """Return the meaning of a text and its errors, each with its place in the text."""
     if len(text) > MAX_EXPRESSION:
         return None, (f"it has {len(text)} characters; the maximum is {MAX_EXPRESSION}",)
-    reader = _Reader(known)
+    parser = _RequirementParser(known)
     try:
-        term = reader.whole(text)
-    except _Enough:
+        term = parser.parse_all(text)
+    except _TooManyErrors:
         term = None
-    return term, tuple(dict.fromkeys(reader.errors))
+    return term, tuple(dict.fromkeys(parser.errors))
 
 
 def _short(text: str) -> str:
@@ -80,8 +82,16 @@ _TOKEN = re.compile(
 )
 _LABEL_NAME = re.compile(LABEL_NAME)
 _NUMBER = re.compile(r"\d{1,15}(\.\d{1,9})?", re.ASCII)
-_MEANS = {"==": "=", "&&": "and", "||": "or", "!": "not", "AND": "and", "OR": "or", "NOT": "not"}
-"""What users write by habit of other languages."""
+_OTHER_OPERATORS = {
+    "==": "=",
+    "&&": "and",
+    "||": "or",
+    "!": "not",
+    "AND": "and",
+    "OR": "or",
+    "NOT": "not",
+}
+"""Operators of other languages → those of this one."""
 
 
 class _Token(NamedTuple):
@@ -92,16 +102,16 @@ class _Token(NamedTuple):
     """Position of its first character, from 1."""
 
 
-class _Wrong(Exception):
-    """Parsing cannot continue here."""
+class _ParseError(Exception):
+    """The parser cannot continue here; the error is recorded."""
 
 
-class _Enough(Exception):
-    """The maximum number of listed mistakes was found."""
+class _TooManyErrors(Exception):
+    """The maximum number of errors was found."""
 
 
-class _Reader:
-    """Parses one text; continues behind a mistake, to find the others too."""
+class _RequirementParser:
+    """Parses one text; continues after an error, to find the others too."""
 
     def __init__(self, known: frozenset[str]) -> None:
         self.errors: list[str] = []
@@ -111,14 +121,15 @@ class _Reader:
         self._tokens: list[_Token] = []
 
     def _split(self, text: str) -> Iterable[_Token]:
+        """Yield the tokens of a text, the last one of kind `end`."""
         for match in _TOKEN.finditer(text.rstrip()):
             kind = str(match.lastgroup)
             value, at = match[kind], match.start(kind) + 1
             if kind == "unknown":
                 if value == '"':
-                    self._wrong(at, 'the quotation mark is not closed: end the word with "')
+                    self._record(at, 'the quotation mark is not closed: end the word with "')
                     break
-                self._wrong(
+                self._record(
                     at, f"{value!r} has no meaning here; words with it need quotation marks"
                 )
             elif kind == "quoted":
@@ -127,8 +138,8 @@ class _Reader:
                 yield _Token(kind, value, at)
         yield _Token("end", "", len(text) + 1)
 
-    def whole(self, text: str) -> Term | None:
-        """Parse all of the text, or raise `_Enough`."""
+    def parse_all(self, text: str) -> Term | None:
+        """Parse all of the text, or raise `_TooManyErrors`."""
         self._tokens = list(self._split(text))
         if len(self._tokens) == 1:
             if not self.errors:
@@ -137,11 +148,11 @@ class _Reader:
         term = self._because(self._any_of(0))
         while (token := self._token).kind != "end":
             if token.text == ")":
-                self._wrong(token.at, "this ) has no opening parenthesis; remove it")
+                self._record(token.at, "this ) has no opening parenthesis; remove it")
                 self._at += 1
             else:
-                self._wrong(
-                    token.at, f"{_name(token)} has no operand; join requirements by and, or"
+                self._record(
+                    token.at, f"{_token_text(token)} has no operand; join requirements by and, or"
                 )
                 self._skip()
             if self._token.kind != "end":
@@ -157,7 +168,8 @@ class _Reader:
         self._at += 1
         reason = self._next()
         if reason.kind != "quoted" or not reason.text.strip():
-            self._wrong(reason.at, f"a reason in quotation marks is expected, not {_name(reason)}")
+            found = _token_text(reason)
+            self._record(reason.at, f"a reason in quotation marks is expected, not {found}")
             return None
         return None if term is None else Because(term, reason.text)
 
@@ -179,7 +191,8 @@ class _Reader:
         return self._joined("or", depth)
 
     def _joined(self, word: str, depth: int) -> Term | None:
-        inner = self._all_of if word == "or" else self._one
+        """Parse terms that are joined by `or`, or by `and`."""
+        inner = self._all_of if word == "or" else self._term_or_skip
         terms = [inner(depth)]
         while self._is(word):
             self._at += 1
@@ -194,10 +207,11 @@ class _Reader:
     def _all_of(self, depth: int) -> Term | None:
         return self._joined("and", depth)
 
-    def _one(self, depth: int) -> Term | None:
+    def _term_or_skip(self, depth: int) -> Term | None:
+        """Parse a term; after an error skip it."""
         try:
             return self._term(depth)
-        except _Wrong:
+        except _ParseError:
             self._skip()
             return None
 
@@ -214,55 +228,57 @@ class _Reader:
     def _term(self, depth: int) -> Term | None:
         token = self._next()
         if depth > MAX_DEPTH:
-            raise self._stop(token.at, f"it is nested deeper than {MAX_DEPTH} levels")
+            raise self._fatal(token.at, f"it is nested deeper than {MAX_DEPTH} levels")
         if token.kind == "bare" and token.text == "not":
             return _not(self._term(depth + 1))
         if token.kind == "sign" and token.text == "(":
             term = self._any_of(depth + 1)
             if not self._is(")"):
                 where = self._token.at
-                raise self._stop(where, f"the ( at character {token.at} is not closed")
+                raise self._fatal(where, f"the ( at character {token.at} is not closed")
             self._at += 1
             return term
         return self._comparison(token)
 
     def _comparison(self, token: _Token) -> Term | None:
+        """Parse a property, its operator and its operand."""
         self._terms += 1
         if self._terms > MAX_TERMS:
-            raise self._stop(token.at, f"it has more than {MAX_TERMS} comparisons")
+            raise self._fatal(token.at, f"it has more than {MAX_TERMS} comparisons")
         before = len(self.errors)
         if token.kind != "bare" or token.text in KEYWORDS:
-            raise self._stop(token.at, f"a property is expected, not {_name(token)}")
+            raise self._fatal(token.at, f"a property is expected, not {_token_text(token)}")
         name = token.text
         self._check_property(token)
         operator = self._next()
         if operator.kind == "bare" and operator.text == "not":
             operator = self._next()
             if operator.text not in ("in", "exists") or operator.kind == "quoted":
-                reason = f"after `{name} not`, in or exists is expected, not {_name(operator)}"
-                raise self._stop(operator.at, reason)
-            made = _not(self._by(name, operator, operator.text))
+                found = _token_text(operator)
+                reason = f"after `{name} not`, in or exists is expected, not {found}"
+                raise self._fatal(operator.at, reason)
+            made = _not(self._operand(name, operator, operator.text))
         elif operator.kind == "sign" and operator.text == "!=":
-            made = _not(self._by(name, operator, "="))
+            made = _not(self._operand(name, operator, "="))
         elif operator.text in _OPERATORS and operator.kind != "quoted":
-            made = self._by(name, operator, operator.text)
+            made = self._operand(name, operator, operator.text)
         else:
-            raise self._stop(operator.at, self._no_operator(name, operator))
+            raise self._fatal(operator.at, self._no_operator(name, operator))
         return None if len(self.errors) > before else made
 
     def _no_operator(self, name: str, operator: _Token) -> str:
         listed = "=, !=, <, <=, >, >=, in, not in or exists"
-        if operator.text in _MEANS:
-            return f"write {_MEANS[operator.text]} instead of {operator.text}"
-        return f"after `{name}` an operator is expected ({listed}), not {_name(operator)}"
+        if operator.text in _OTHER_OPERATORS:
+            return f"write {_OTHER_OPERATORS[operator.text]} instead of {operator.text}"
+        return f"after `{name}` an operator is expected ({listed}), not {_token_text(operator)}"
 
-    def _by(self, name: str, operator: _Token, sign: str) -> Term | None:
-        """Parse what follows an operator."""
+    def _operand(self, name: str, operator: _Token, sign: str) -> Term | None:
+        """Parse what follows an operator, and return the comparison."""
         if sign == "exists":
             return Exists(name)
         if name.startswith(CAPABILITY):
             reason = f"{name} is present or absent: use exists or not exists"
-            raise self._stop(operator.at, reason)
+            raise self._fatal(operator.at, reason)
         if sign == "in":
             values = self._list()
             if name in NUMBERS:
@@ -275,7 +291,7 @@ class _Reader:
             return In(name, frozenset({value.text}))
         if name in TEXTS or name in OF_RECORDS:
             listed = "=, !=, in, not in or exists"
-            self._wrong(operator.at, f"{name} is a word without an order: use {listed}")
+            self._record(operator.at, f"{name} is a word without an order: use {listed}")
             return None
         return self._compare(name, sign, value)
 
@@ -284,25 +300,26 @@ class _Reader:
             try:
                 return Compare(name, sign, float(size(value.text)))
             except InvalidInput as e:
-                self._wrong(value.at, str(e))
+                self._record(value.at, str(e))
                 return None
         if not _NUMBER.fullmatch(value.text):
-            self._wrong(value.at, f"{name} is compared with a number, not {_name(value)}")
+            self._record(value.at, f"{name} is compared with a number, not {_token_text(value)}")
             return None
         return Compare(name, sign, float(value.text))
 
     def _list(self) -> list[_Token]:
         opening = self._next()
         if opening.kind != "sign" or opening.text != "(":
-            reason = f"in needs a list in parentheses, as in (a, b), not {_name(opening)}"
-            raise self._stop(opening.at, reason)
+            reason = f"in needs a list in parentheses, as in (a, b), not {_token_text(opening)}"
+            raise self._fatal(opening.at, reason)
         values = [self._value()]
         while self._is(","):
             self._at += 1
             values.append(self._value())
         if not self._is(")"):
             at = self._token.at
-            raise self._stop(at, f"a comma or ) is expected in the list, not {_name(self._token)}")
+            found = _token_text(self._token)
+            raise self._fatal(at, f"a comma or ) is expected in the list, not {found}")
         self._at += 1
         return values
 
@@ -310,23 +327,25 @@ class _Reader:
         token = self._token
         if token.kind == "quoted" or (token.kind == "bare" and token.text not in KEYWORDS):
             if not token.text:
-                self._wrong(token.at, "the word is empty; for an absent property use not exists")
+                self._record(token.at, "the word is empty; for an absent property use not exists")
             return self._next()
         hint = "; put it in quotation marks" if token.text in KEYWORDS else ""
-        raise self._stop(token.at, f"a value is expected, not {_name(token)}{hint}")
+        raise self._fatal(token.at, f"a value is expected, not {_token_text(token)}{hint}")
 
     def _check_property(self, token: _Token) -> None:
-        if reason := why_unknown(token.text, self._known, _name(token)):
-            self._wrong(token.at, reason)
+        if reason := why_unknown(token.text, self._known, _token_text(token)):
+            self._record(token.at, reason)
 
-    def _wrong(self, at: int, reason: str) -> None:
+    def _record(self, at: int, reason: str) -> None:
+        """Record an error; raise `_TooManyErrors` if it is the last one that is listed."""
         self.errors.append(f"at character {at}: {reason}")
         if len(self.errors) >= MAX_ERRORS:
-            raise _Enough
+            raise _TooManyErrors
 
-    def _stop(self, at: int, reason: str) -> _Wrong:
-        self._wrong(at, reason)
-        return _Wrong()
+    def _fatal(self, at: int, reason: str) -> _ParseError:
+        """Record an error, and return the exception that ends the present term."""
+        self._record(at, reason)
+        return _ParseError()
 
 
 def why_unknown(name: str, known: frozenset[str] = FOR_JOBS, shown: str = "") -> str:
@@ -359,7 +378,7 @@ def _not(term: Term | None) -> Term | None:
 _OPERATORS = frozenset({"=", "<", "<=", ">", ">=", "in", "exists"})
 
 
-def _name(token: _Token) -> str:
+def _token_text(token: _Token) -> str:
     if token.kind == "end":
         return "the end"
     return repr(token.text if len(token.text) <= 40 else f"{token.text[:40]}…")

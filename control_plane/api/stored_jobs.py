@@ -120,36 +120,36 @@ def read_retired(value: bytes) -> RetiredJob:
     return msgspec.json.decode(value, type=RetiredJob)
 
 
-_OF_INTENT = tuple(name for name in JobIntent.__struct_fields__ if name != "schema")
+_INTENT_FIELDS = tuple(name for name in JobIntent.__struct_fields__ if name != "schema")
 """The fields that an intent and a record have in common."""
-_intent_values = attrgetter(*_OF_INTENT)
+_intent_values = attrgetter(*_INTENT_FIELDS)
 
 
 def intent_of(record: JobRecord) -> JobIntent:
     """Return the part of a record that is stored as its intent."""
-    return JobIntent(**{name: getattr(record, name) for name in _OF_INTENT})
+    return JobIntent(**{name: getattr(record, name) for name in _INTENT_FIELDS})
 
 
-def same_intent(one: JobRecord, other: JobRecord) -> bool:
+def same_intent(before: JobRecord, after: JobRecord) -> bool:
     """Return whether two records have the same intent."""
-    same: bool = _intent_values(one) == _intent_values(other)
+    same: bool = _intent_values(before) == _intent_values(after)
     return same
 
 
-def same_stored(one: TaskRecord, other: TaskRecord) -> bool:
+def same_stored(before: TaskRecord, after: TaskRecord) -> bool:
     """Return whether two records of a task are stored the same; agents' reports do not count."""
-    return one is other or (
-        one.phase is other.phase
-        and one.generation == other.generation
-        and one.version == other.version
-        and one.placement == other.placement
-        and one.listed == other.listed
-        and one.attempts == other.attempts
-        and one.avoid == other.avoid
-        and one.since == other.since
-        and one.operation == other.operation
-        and one.extra == other.extra
-        and one.address == other.address
+    return before is after or (
+        before.phase is after.phase
+        and before.generation == after.generation
+        and before.version == after.version
+        and before.placement == after.placement
+        and before.listed == after.listed
+        and before.attempts == after.attempts
+        and before.avoid == after.avoid
+        and before.since == after.since
+        and before.operation == after.operation
+        and before.extra == after.extra
+        and before.address == after.address
     )
 
 
@@ -166,8 +166,8 @@ def chunks_in_turn(
     for task in record.tasks:
         if only is None or task.index // CHUNK in only:
             tasks.setdefault(task.index // CHUNK, []).append(task)
-    leaving = _by_chunk(record.leaving, only)
-    lasting = _by_chunk(record.lasting, only)
+    leaving = _indexes_by_chunk(record.leaving, only)
+    lasting = _indexes_by_chunk(record.lasting, only)
     for number in sorted(tasks.keys() | leaving.keys()):
         left = leaving.get(number, {}), lasting.get(number, {})
         yield number, _chunk(number, tasks.get(number, []), *left)
@@ -209,7 +209,7 @@ def record_of(intent: JobIntent, chunks: Iterable[TaskChunk]) -> JobRecord:
             for machine, indexes in stored_left.items():
                 left.setdefault(machine, []).extend(task_id(intent.name, i) for i in indexes)
     return JobRecord(
-        **{name: getattr(intent, name) for name in _OF_INTENT},
+        **{name: getattr(intent, name) for name in _INTENT_FIELDS},
         tasks=tasks,
         leaving={machine: sorted(ids) for machine, ids in sorted(leaving.items())},
         lasting={machine: sorted(ids) for machine, ids in sorted(lasting.items())},
@@ -219,31 +219,31 @@ def record_of(intent: JobIntent, chunks: Iterable[TaskChunk]) -> JobRecord:
 def merged(
     record: JobRecord, intent: JobIntent, chunks: Mapping[int, TaskChunk | None]
 ) -> JobRecord:
-    """Return a record with another intent, and with some chunks replaced (None: gone).
+    """Return a record with another intent and some chunks replaced (None: removed).
 
     Tasks whose record did not change stay the same objects, with the last reports of agents.
     """
-    fresh = record_of(intent, filter(None, chunks.values()))
+    changed = record_of(intent, filter(None, chunks.values()))
     known = {task.index: task for task in record.tasks}
     tasks = [task for task in record.tasks if task.index // CHUNK not in chunks]
-    for task in fresh.tasks:
+    for task in changed.tasks:
         old = known.get(task.index)
         tasks.append(old if old is not None and same_stored(old, task) else task)
     return msgspec.structs.replace(
-        fresh,
+        changed,
         tasks=sorted(tasks, key=lambda task: task.index),
-        leaving=_with_others(fresh.leaving, record.leaving, chunks),
-        lasting=_with_others(fresh.lasting, record.lasting, chunks),
+        leaving=_with_others(changed.leaving, record.leaving, chunks),
+        lasting=_with_others(changed.lasting, record.lasting, chunks),
     )
 
 
 def _with_others(
-    fresh: Mapping[str, list[str]],
+    replaced: Mapping[str, list[str]],
     known: Mapping[str, list[str]],
     chunks: Mapping[int, TaskChunk | None],
 ) -> dict[str, list[str]]:
     """Return tasks by machine: those of replaced chunks as they are now, and all others."""
-    found = {machine: list(ids) for machine, ids in fresh.items()}
+    found = {machine: list(ids) for machine, ids in replaced.items()}
     for machine, ids in known.items():
         stay = [name for name in ids if int(name.rpartition("-")[2]) // CHUNK not in chunks]
         if stay:
@@ -252,12 +252,13 @@ def _with_others(
 
 
 def _indexes(left: Mapping[str, list[str]]) -> Iterable[tuple[str, int]]:
+    """Yield machine and index of each task."""
     for machine, ids in left.items():
         for name in ids:
             yield machine, int(name.rpartition("-")[2])
 
 
-def _by_chunk(
+def _indexes_by_chunk(
     left: Mapping[str, list[str]], only: set[int] | None
 ) -> dict[int, dict[str, list[int]]]:
     found: dict[int, dict[str, list[int]]] = {}

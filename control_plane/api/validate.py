@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 
 from agent.api import Limits, Reach, Relaxation, Relaxations, Resources, VolumeMap
-from agent.api.credentials import contradictions as odd_configuration
-from agent.api.own_init import contradictions as odd_own_init
-from agent.api.resources import contradiction as odd_resources
-from agent.api.volumes import contradiction as odd_volumes
+from agent.api.credentials import contradictions as configuration_contradictions
+from agent.api.own_init import contradictions as init_contradictions
+from agent.api.resources import contradiction as resource_contradiction
+from agent.api.volumes import contradiction as volume_contradiction
 from control_plane.api.autoscale import autoscale_errors, limit_errors
 from control_plane.api.jobs import JobSpec
 from control_plane.api.policy import Admission
-from control_plane.api.requirement_parser import parsed, why_unknown
+from control_plane.api.requirement_parser import parse_with_errors, why_unknown
 from wire.errors import FieldError
 from wire.routes import invalid
 from wire.units import shown
@@ -67,15 +67,15 @@ def push_relations(document: Any) -> list[FieldError]:
     """Return the contradictions in the specification of a push, like `job_relations`."""
     found = job_relations(document.get("spec")) if isinstance(document, dict) else []
     spec = [FieldError(field=f"spec.{error.field}", reason=error.reason) for error in found]
-    return [*spec, *_either(document, share=1.0, tasks=None)]
+    return [*spec, *_exclusive_errors(document, share=1.0, tasks=None)]
 
 
 def canary_relations(document: Any) -> list[FieldError]:
     """Return the contradictions between fields of a canary."""
-    return _either(document, share=None, tasks=1)
+    return _exclusive_errors(document, share=None, tasks=1)
 
 
-def _either(document: Any, share: float | None, tasks: int | None) -> list[FieldError]:
+def _exclusive_errors(document: Any, share: float | None, tasks: int | None) -> list[FieldError]:
     """Refuse a share and a number of tasks at once; `share` and `tasks` are their defaults."""
     if not isinstance(document, dict):
         return []
@@ -96,7 +96,7 @@ def _relations(document: dict[Any, Any]) -> Iterator[FieldError]:
     for field, probe in _probes(document):
         port = probe.get("port")
         if isinstance(port, str) and port not in ports:
-            yield FieldError(field=f"{field}.port", reason=_no_port(port, ports))
+            yield FieldError(field=f"{field}.port", reason=_unknown_port_text(port, ports))
     yield from _update_errors(document)
     yield from _configuration_errors(document)
     yield from _gpu_errors(document)
@@ -136,7 +136,7 @@ def _text_errors(document: dict[Any, Any], ports: list[str]) -> Iterator[FieldEr
         for port in _unknown_ports(text, known):
             if port not in reported:
                 reported.add(port)
-                yield FieldError(field=field, reason=_no_port(port, ports))
+                yield FieldError(field=field, reason=_unknown_port_text(port, ports))
 
 
 def _volume_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
@@ -145,8 +145,8 @@ def _volume_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
         limits = msgspec.convert(document.get("limits", {}), Limits)
     except _UNREADABLE:
         return  # their types report the errors
-    if odd := odd_volumes(volumes, limits.memory_max_bytes):
-        yield FieldError(field=odd[0], reason=odd[1])
+    if error := volume_contradiction(volumes, limits.memory_max_bytes):
+        yield FieldError(field=error[0], reason=error[1])
 
 
 def _init_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
@@ -158,7 +158,7 @@ def _init_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
         command = msgspec.convert(document.get("command", []), list[Any])
     except _UNREADABLE:
         return  # their types report the errors
-    for field, reason in odd_own_init(relaxations, command, network, resources):
+    for field, reason in init_contradictions(relaxations, command, network, resources):
         yield FieldError(field=field, reason=reason)
     if not command and not {Relaxation.OWN_INIT, Relaxation.NESTED} & {*relaxations}:
         reason = (
@@ -174,8 +174,8 @@ def _own_cpu_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
         limits = msgspec.convert(document.get("limits", {}), Limits)
     except _UNREADABLE:
         return  # their types report the errors
-    if odd := odd_resources(resources, limits.cpu_max_cores):
-        yield FieldError(field=odd[0], reason=odd[1])
+    if error := resource_contradiction(resources, limits.cpu_max_cores):
+        yield FieldError(field=error[0], reason=error[1])
     if not resources.exclusive_cpus:
         return
     claims = f"resources.exclusive_cpus = {resources.exclusive_cpus} is the CPU demand of a task"
@@ -192,7 +192,8 @@ def _configuration_errors(document: dict[Any, Any]) -> Iterator[FieldError]:
     if isinstance(given, dict) and all(
         isinstance(part, str) for pair in given.items() for part in pair
     ):
-        for field, reason in odd_configuration(given, secret if isinstance(secret, dict) else ()):
+        credentials = secret if isinstance(secret, dict) else ()
+        for field, reason in configuration_contradictions(given, credentials):
             yield FieldError(field=field, reason=reason)
 
 
@@ -218,7 +219,7 @@ def requirement_errors(listed: Any) -> list[FieldError]:
     return [
         FieldError(field=f"requires[{i}]", reason=reason)
         for i, text in texts
-        for reason in parsed(text)[1]
+        for reason in parse_with_errors(text)[1]
     ]
 
 
@@ -250,17 +251,17 @@ def preference_errors(listed: Any) -> Iterator[FieldError]:
 
 def _probes(document: dict[Any, Any]) -> list[tuple[str, dict[Any, Any]]]:
     life = document.get("life")
-    of_life = life if isinstance(life, dict) else {}
+    hooks = life if isinstance(life, dict) else {}
     named = [("probe", document.get("probe"))]
-    named += [(f"life.{name}", of_life.get(name)) for name in ("startup", "liveness")]
+    named += [(f"life.{name}", hooks.get(name)) for name in ("startup", "liveness")]
     return [(field, probe) for field, probe in named if isinstance(probe, dict)]
 
 
 def _commands(document: dict[Any, Any]) -> list[tuple[str, Any]]:
     """Return every command of a job, with its field."""
     life = document.get("life")
-    of_life = life if isinstance(life, dict) else {}
-    steps, hook = of_life.get("init"), of_life.get("pre_stop")
+    hooks = life if isinstance(life, dict) else {}
+    steps, hook = hooks.get("init"), hooks.get("pre_stop")
     parts: list[tuple[str, Any]] = [
         ("", document),
         *((f"{name}.", probe) for name, probe in _probes(document)),
@@ -293,7 +294,7 @@ def _unknown_ports(text: str, ports: frozenset[str]) -> Iterator[str]:
             yield port
 
 
-def _no_port(port: str, ports: list[str]) -> str:
+def _unknown_port_text(port: str, ports: list[str]) -> str:
     known = ", ".join(shown(name) for name in ports[:MAX_LISTED]) or "none"
     more = ", …" if len(ports) > MAX_LISTED else ""
     return f"there is no port {shown(port)} in `ports`, which has: {known}{more}"

@@ -21,7 +21,7 @@ from control_plane.autoscaler.signals import LoadSource, TaskUsageSource
 from control_plane.autoscaler.sizes import SizeIntents
 from control_plane.client import ControlPlaneClient
 from control_plane.commands import run, until_signal
-from control_plane.process import boot_id, opened, until
+from control_plane.process import boot_id, open_or_stand_by, run_until
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.sqlite import SqliteStore
@@ -66,7 +66,7 @@ async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:
     runtime = Runtime()
     async with AsyncExitStack() as stack:
         store = SqliteStore(Path(config.state), WATCH_HISTORY)
-        if not await opened(stack, store, stopping, runtime):
+        if not await open_or_stand_by(stack, store, stopping, runtime):
             return
         anchor = Anchor(store, runtime, boot_id())
         await anchor.load()
@@ -86,7 +86,7 @@ async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:
         await stack.enter_async_context(servers)
         click.echo(f"autoscaler serves at {config.socket}", err=True)
         loops = (autoscaler.run(), runtime.watch_clocks(), anchor.run(), store.wait_failed())
-        await until(stopping, *loops)
+        await run_until(stopping, *loops)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

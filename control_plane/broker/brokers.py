@@ -97,7 +97,7 @@ class Brokers:
             broker.table.listen(self._moves.on_change, self._on_load)
             self.by_datacenter[datacenter] = broker
             if self._loaded:
-                broker.table.begin()
+                broker.table.start_revisions()
         return broker
 
     def of(self, machine: str) -> Broker:

@@ -168,7 +168,7 @@ def _explained(view: SizingView) -> list[tuple[str, str]]:
         ("slowest start", show.duration(view.start_s)),
         ("history from", begun),
         *_largest(view),
-        *_learnt(view),
+        *_latency_rows(view),
         ("last change", view.written or "-"),
     ]
     return rows
@@ -183,7 +183,7 @@ def _largest(view: SizingView) -> list[tuple[str, str]]:
     return [("largest load", f"{load:.4g} on {day}, of {len(view.day_peaks)} days")]
 
 
-def _learnt(view: SizingView) -> list[tuple[str, str]]:
+def _latency_rows(view: SizingView) -> list[tuple[str, str]]:
     """Return the learnt latency and its age; nothing if the job has no latency target."""
     if view.latency_at is None:
         return []

@@ -147,7 +147,8 @@ def entitlement_update(
     target: Target, /, name: str, output: str, *, dry_run: bool, **given: Any
 ) -> None:
     """Grow, shrink or change an entitlement; properties that are not given stay."""
-    _ask(target, name, replace(_change(_present(target, name), given), dry_run=dry_run), output)
+    change = _change(_current_fields(target, name), given)
+    _ask(target, name, replace(change, dry_run=dry_run), output)
 
 
 @entitlement.command("request")
@@ -163,7 +164,7 @@ def entitlement_request(target: Target, /, name: str, output: str, **given: Any)
     else:
         known = target.ask(lambda client: client.list_entitlements())
         exists = any(view.record.name == name for view in known.entitlements)
-        change = _change(_present(target, name) if exists else {}, given, queue=True)
+        change = _change(_current_fields(target, name) if exists else {}, given, queue=True)
     _ask(target, name, change, output)
 
 
@@ -260,48 +261,59 @@ def _decision(
     @click.option("--note", default="", help=note_text)
     @shows_answer
     def decide(target: Target, request: str, note: str, output: str) -> None:
-        _say(target.ask(lambda client: send(client, request, note)), output)
+        _print_request(target.ask(lambda client: send(client, request, note)), output)
 
 
 _decision(
-    "approve", "Grant a REQUEST; it takes effect now.", lambda to, *of: to.approve_request(*of)
+    "approve",
+    "Grant a REQUEST; it takes effect now.",
+    lambda client, *args: client.approve_request(*args),
 )
 _decision(
-    "deny", "Refuse a REQUEST.", lambda to, *of: to.deny_request(*of), "Shown to the requester."
+    "deny",
+    "Refuse a REQUEST.",
+    lambda client, *args: client.deny_request(*args),
+    "Shown to the requester.",
 )
-_decision("withdraw", "Withdraw your own REQUEST.", lambda to, *of: to.withdraw_request(*of))
+_decision(
+    "withdraw", "Withdraw your own REQUEST.", lambda client, *args: client.withdraw_request(*args)
+)
 
 
 def _ask(target: Target, name: str, change: EntitlementChange, output: str) -> None:
-    _say(
+    _print_request(
         target.ask(lambda client: client.request_entitlement(name, change)), output, change.dry_run
     )
 
 
-def _say(made: EntitlementRequest, output: str, dry_run: bool = False) -> None:
-    def say() -> None:
+def _print_request(request: EntitlementRequest, output: str, dry_run: bool = False) -> None:
+    """Print a request's result and its warnings."""
+
+    def print_text() -> None:
         what = "dry run, nothing was changed; result: " if dry_run else ""
-        show.lines(what + _in_words(made))
-        for warning in made.warnings:
+        show.lines(what + _request_text(request))
+        for warning in request.warnings:
             click.echo(show.printable(f"warning: {warning}"), err=True)
 
-    show.emit(output, made, say)
+    show.emit(output, request, print_text)
 
 
-def _in_words(made: EntitlementRequest) -> str:
-    what = f"entitlement {made.entitlement}"
-    if made.state is RequestState.PENDING and not made.request_id:
-        return f"{what}: the request would wait: {made.why_pending}"
-    if made.state is RequestState.PENDING:
-        return f"{what}: request {made.request_id} waits: {made.why_pending}"
-    if made.state is not RequestState.APPROVED:
-        return f"{what}: request {made.request_id} is {made.state.value}"
-    if made.spec is None:
+def _request_text(request: EntitlementRequest) -> str:
+    """Return the result of a request as a sentence."""
+    what = f"entitlement {request.entitlement}"
+    if request.state is RequestState.PENDING and not request.request_id:
+        return f"{what}: the request would wait: {request.why_pending}"
+    if request.state is RequestState.PENDING:
+        return f"{what}: request {request.request_id} waits: {request.why_pending}"
+    if request.state is not RequestState.APPROVED:
+        return f"{what}: request {request.request_id} is {request.state.value}"
+    if request.spec is None:
         return f"{what}: removed"
-    return f"{what}: up to {_quota(made.spec)}, profile {made.spec.host_profile}"
+    return f"{what}: up to {_quota(request.spec)}, profile {request.spec.host_profile}"
 
 
-def _present(target: Target, name: str) -> dict[str, Any]:
+def _current_fields(target: Target, name: str) -> dict[str, Any]:
+    """Return the fields of an entitlement as they are now."""
     view = target.ask(lambda client: client.get_entitlement(name))
     present = msgspec.to_builtins(view.record.spec)
     assert isinstance(present, dict)

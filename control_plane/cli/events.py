@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,9 +14,6 @@ from control_plane.cli.jobs import job
 from control_plane.cli.program import Target, shows_answer
 from wire.errors import InvalidInput
 from wire.options import a_name, also
-
-if TYPE_CHECKING:
-    pass
 
 _COLUMNS = ("nr", "end", "took", "task", "operation", "cause", "outcome", "machines", "reason")
 _TASK = re.compile(r"(.+)-([0-9]{1,6})")

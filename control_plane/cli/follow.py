@@ -1,4 +1,4 @@
-"""Waiting for a job and watching it: polls, and tolerates a restart of the front end."""
+"""Waits for a job and watches it by polling; continues over restarts of the control plane."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ LOG_S = 10.0
 """How long the log of a failed task may take to arrive."""
 LINE_MAX = 300
 """Characters of a log line that a failure quotes."""
-LOOP = 3
+CRASH_LOOP = 3
 """Restarts of one run of a task during a wait that count as a crash loop."""
-LOOP_JUDGED = 6
+CRASH_LOOP_OF_UPDATE = 6
 """The same for an update with its own failure policy, which may halt or roll back first."""
 
 
@@ -43,13 +43,13 @@ class NotReached(TwineError):
     task: int | None = None
     """The task whose log has the reason."""
 
-    def of(self, task: int) -> NotReached:
+    def about_task(self, task: int) -> NotReached:
         """Return this error, with the index of the task that it concerns."""
         self.task = task
         return self
 
 
-def arrived(status: JobStatus) -> bool:
+def is_as_wanted(status: JobStatus) -> bool:
     """Return whether a job is as its owner wants: all tasks healthy, on the newest version."""
     return (
         status.phase is JobPhase.STABLE
@@ -58,8 +58,8 @@ def arrived(status: JobStatus) -> bool:
     )
 
 
-def went_back(status: JobStatus, first: int) -> NotReached | None:
-    """Return the failure of version `first`, for which a command waits, if it failed."""
+def update_failure(status: JobStatus, first: int) -> NotReached | None:
+    """Return the failure of version `first`, for which a command waits; None: it has not failed."""
     rollout = status.record.rollout
     if rollout is None or not (rollout.halted or rollout.returns_from == first):
         return None
@@ -67,7 +67,7 @@ def went_back(status: JobStatus, first: int) -> NotReached | None:
     return NotReached(
         f"job {name}: {status.update or rollout.reason}",
         hint=f"twinectl job events {name}, twinectl job logs {name} {index} --previous",
-    ).of(index)
+    ).about_task(index)
 
 
 def _failed_last(status: JobStatus) -> int:
@@ -88,31 +88,31 @@ class CrashLoops:
         self._first: dict[tuple[int, int], int] = {}
         """Index and generation of a task → its restarts at its first check."""
 
-    def look(self, status: JobStatus) -> NotReached | None:
+    def check(self, status: JobStatus) -> NotReached | None:
         """Return the failure if a task is in a crash loop."""
         record = status.record
-        most = LOOP_JUDGED if _is_judged(status) else LOOP
+        limit = CRASH_LOOP_OF_UPDATE if _has_failure_policy(status) else CRASH_LOOP
         for task in record.tasks:
             first = self._first.setdefault((task.index, task.generation), task.restarts)
-            if task.version == record.version and task.restarts - first >= most:
-                return _loop(record.name, task)
+            if task.version == record.version and task.restarts - first >= limit:
+                return _crash_loop(record.name, task)
         return None
 
 
-def _is_judged(status: JobStatus) -> bool:
-    """Return whether a running update halts or rolls back if its tasks fail."""
+def _has_failure_policy(status: JobStatus) -> bool:
+    """Return whether a running update halts or rolls back by itself if its tasks fail."""
     rollout = status.record.rollout
     if rollout is None or rollout.done or rollout.returns_from:
         return False
     return status.record.spec.update.on_failure is not OnFailure.CONTINUE
 
 
-def _loop(job: str, task: TaskRecord) -> NotReached:
+def _crash_loop(job: str, task: TaskRecord) -> NotReached:
     last = f", last with {exit_text(task.last_exit)}" if task.last_exit is not None else ""
     return NotReached(
         f"job {job}: task {job}-{task.index} crashes in a loop: {task.restarts} restarts{last}",
         hint=f"twinectl job logs {job} {task.index} --previous; its restarts continue",
-    ).of(task.index)
+    ).about_task(task.index)
 
 
 def summary(status: JobStatus) -> str:
@@ -142,15 +142,18 @@ async def changes(client: ControlPlaneClient, name: str) -> AsyncIterator[JobSta
     while True:
         try:
             status = await client.get_job(name)
-        except Unreachable as e:
-            progress(f"front end unreachable, retrying: {e}")
-            await asyncio.sleep(2 * POLL_S)
-            continue
         except NotFound:
             if last is None:
                 raise
             yield None
             return
+        except TwineError as e:
+            if not e.retryable:
+                raise
+            what = "front end unreachable, retrying" if isinstance(e, Unreachable) else "retrying"
+            progress(f"{what}: {e}")
+            await asyncio.sleep(2 * POLL_S)
+            continue
         if status != last:
             last = status
             yield status
@@ -162,7 +165,7 @@ async def wait_stable(
 ) -> JobStatus:
     """Return the job once it is as its owner wants; print progress on stderr.
 
-    `version` is the one that is waited for; 0: the newest at the first look.
+    `version` is the version to wait for; 0: the newest one at the first poll.
     """
     printed, status, first = deque[str](maxlen=4), None, version
     loops = CrashLoops()
@@ -175,13 +178,13 @@ async def wait_stable(
                 if (line := headline(status)) not in printed:
                     progress(line)
                     printed.append(line)
-                if (failed := went_back(status, first) or loops.look(status)) is not None:
+                if (failed := update_failure(status, first) or loops.check(status)) is not None:
                     raise await _with_last_line(client, name, failed)
-                if arrived(status):
+                if is_as_wanted(status):
                     return status
     except TimeoutError:
         pass
-    raise _not_reached(name, "is not stable", status, timeout_s)
+    raise _timed_out(name, "is not stable", status, timeout_s)
 
 
 async def _with_last_line(client: ControlPlaneClient, name: str, failed: NotReached) -> NotReached:
@@ -216,10 +219,10 @@ async def wait_gone(client: ControlPlaneClient, name: str, timeout_s: float) -> 
         return
     except TimeoutError:
         pass
-    raise _not_reached(name, "still has tasks", status, timeout_s)
+    raise _timed_out(name, "still has tasks", status, timeout_s)
 
 
-def _not_reached(name: str, what: str, status: JobStatus | None, timeout_s: float) -> NotReached:
+def _timed_out(name: str, what: str, status: JobStatus | None, timeout_s: float) -> NotReached:
     if status is None:
         why = ["the front end did not answer"]
     else:

@@ -53,13 +53,12 @@ def push(target: Target, file: Path, form: str | None, names: tuple[str, ...], o
     if not file.is_file():
         why = "it is not a file" if file.exists() else "there is no such file"
         raise InvalidInput(f"cannot push {file}: {why}")
+    for name in names:
+        _check_name(name)
     format_ = _format(file, form)
     size = file.stat().st_size
     with _bar("reading", size) as advance:
         digest = _digest(file, advance)
-
-    for name in names:
-        _check_name(name)
 
     async def work(client: ControlPlaneClient) -> ImageInfo:
         known = {i.digest: i for i in (await client.list_images()).images}

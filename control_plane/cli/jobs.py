@@ -74,14 +74,14 @@ def apply(
 def status(target: Target, name: str, watch: bool, wait: bool, timeout: float, output: str) -> None:
     """Show a job and each of its tasks."""
     if watch:
-        called = _called(target) if output == "table" else {}
-        target.ask(lambda client: _watch(client, name, output, called))
+        image_names = _image_names(target) if output == "table" else {}
+        target.ask(lambda client: _watch(client, name, output, image_names))
         return
     if wait:
         found = target.ask(lambda client: follow.wait_stable(client, name, timeout))
     else:
         found = target.ask(lambda client: client.get_job(name))
-    show.emit(output, found, lambda: _print_status(found, _called(target)))
+    show.emit(output, found, lambda: _print_status(found, _image_names(target)))
 
 
 @job.command("list")
@@ -89,7 +89,7 @@ def status(target: Target, name: str, watch: bool, wait: bool, timeout: float, o
 def list_(target: Target, output: str) -> None:
     """Show all jobs."""
     found = target.ask(lambda client: client.list_jobs())
-    called = _called(target) if output == "table" else {}
+    image_names = _image_names(target) if output == "table" else {}
     rows = [
         (
             s.record.name,
@@ -97,7 +97,7 @@ def list_(target: Target, output: str) -> None:
             f"{s.healthy}/{s.wanted}",
             s.record.version,
             s.record.spec.entitlement,
-            " ".join([s.record.spec.image[7:19], *called.get(s.record.spec.image, ())]),
+            " ".join([s.record.spec.image[7:19], *image_names.get(s.record.spec.image, ())]),
             s.detail,
         )
         for s in found.jobs
@@ -175,7 +175,7 @@ def _task_rows(status: JobStatus) -> list[list[str]]:
     return rows
 
 
-def _called(target: Target) -> dict[str, list[str]]:
+def _image_names(target: Target) -> dict[str, list[str]]:
     """Return the names of each image of the image store; none if it cannot be reached."""
     found: dict[str, list[str]] = {}
     try:
@@ -186,28 +186,28 @@ def _called(target: Target) -> dict[str, list[str]]:
     return found
 
 
-def _print_status(status: JobStatus, called: Mapping[str, list[str]]) -> None:
-    show.lines(*_head(status, called))
+def _print_status(status: JobStatus, image_names: Mapping[str, list[str]]) -> None:
+    show.lines(*_head_lines(status, image_names))
     show.table(_TASK_COLUMNS, _task_rows(status))
 
 
-def _head(status: JobStatus, called: Mapping[str, list[str]]) -> list[str]:
+def _head_lines(status: JobStatus, image_names: Mapping[str, list[str]]) -> list[str]:
     """Return the lines above the tasks; each reason once, however many tasks share it.
 
-    `called`: the names of images by digest.
+    `image_names` has the names of images by digest.
     """
     spec = status.record.spec
-    names = called.get(spec.image, ())
+    names = image_names.get(spec.image, ())
     why = follow.reasons(status) or [status.detail]
     return [
         f"job {status.record.name}: {follow.summary(status)}",
         f"entitlement {spec.entitlement}, image {' '.join([spec.image, *names])}",
-        *_given(spec),
+        *_spec_lines(spec),
         *(f"  {line}" for line in dict.fromkeys([*why, status.update]) if line),
     ]
 
 
-def _given(spec: JobSpec) -> list[str]:
+def _spec_lines(spec: JobSpec) -> list[str]:
     """Return the volumes, credentials and identity of each task, as lines."""
     volumes = [
         f"{name} ({v.kind.value}{' of ' + v.source if v.source else ''}) at {v.path}"
@@ -229,7 +229,7 @@ def _given(spec: JobSpec) -> list[str]:
 
 
 async def _watch(
-    client: ControlPlaneClient, name: str, output: str, called: Mapping[str, list[str]]
+    client: ControlPlaneClient, name: str, output: str, image_names: Mapping[str, list[str]]
 ) -> None:
     """Show a job again and again: in place on a terminal, else one after the other."""
     if output == "json" or not show.on_terminal():
@@ -239,7 +239,7 @@ async def _watch(
             elif output == "json":
                 click.echo(msgspec.json.encode(status).decode())
             else:
-                _print_status(status, called)
+                _print_status(status, image_names)
         return
     from rich.console import Group
     from rich.live import Live
@@ -250,6 +250,7 @@ async def _watch(
             if status is None:
                 live.update(Text(f"job {show.printable(name)}: gone"), refresh=True)
                 return
-            head = Text("\n".join(show.printable(line) for line in _head(status, called)))
+            lines = _head_lines(status, image_names)
+            head = Text("\n".join(show.printable(line) for line in lines))
             drawn = show.rich_table(_TASK_COLUMNS, _task_rows(status))
             live.update(Group(head, drawn), refresh=True)

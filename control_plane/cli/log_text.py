@@ -12,6 +12,7 @@ import click
 
 from control_plane.cli import show
 from control_plane.cli.program import Target, options
+from wire.errors import InvalidInput
 from wire.options import seconds
 
 if TYPE_CHECKING:
@@ -31,7 +32,12 @@ log_options = options(
 def show_log(
     target: Target, job: str, index: int, output: str, *, since: float | None, **chosen: Any
 ) -> None:
-    """Print the output of a task, as the options select; `since` is in seconds before now."""
+    """Print the output of a task, as the options select; `since` is in seconds before now.
+
+    Raises `InvalidInput` if the previous run is to be followed.
+    """
+    if chosen["follow"] and chosen["previous"]:
+        raise InvalidInput("--follow and --previous exclude each other: the previous run has ended")
     start = None if since is None else f"{time.time() - since:.3f}"
 
     async def work(client: ControlPlaneClient) -> None:
@@ -55,6 +61,7 @@ async def _print_log(chunks: AsyncIterator[bytes], output: str) -> None:
 
 
 async def lines_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """Yield the lines of a log, without their ends; bytes that are no UTF-8 are replaced."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     rest = ""
     async for chunk in chunks:

@@ -60,7 +60,7 @@ def _step_events(run: PipelineRun, until: float) -> list[JobEvent]:
     for index, step in enumerate(run.steps):
         cause = Cause.ROLLBACK if step.name == "rollback" else Cause.RELEASE
         end = step.ended if step.ended is not None else until
-        failed = run.reason != "" and index + 1 < len(run.steps) and _is_back(run, index + 1)
+        failed = run.reason != "" and index + 1 < len(run.steps) and _is_rollback(run, index + 1)
         outcome = OperationState.FAILED if failed else OperationState.DONE
         middle = step.reached if step.reached is not None else end
         for start, stop, reason in ((step.began, middle, "push"), (middle, end, "soak and gates")):
@@ -69,7 +69,7 @@ def _step_events(run: PipelineRun, until: float) -> list[JobEvent]:
     return found
 
 
-def _is_back(run: PipelineRun, index: int) -> bool:
+def _is_rollback(run: PipelineRun, index: int) -> bool:
     return run.steps[index].name == "rollback"
 
 

@@ -125,7 +125,7 @@ def _print_explanation(found: JobExplanation) -> None:
     count = f"{found.placed} of {found.wanted} placed"
     if not found.waiting:
         click.echo(f"job {found.job}: {count}")
-        return _print_rest(found)
+        return _print_notes(found)
     word = "waits" if len(found.waiting) == 1 else "wait"
     click.echo(f"job {found.job}: {count}; {len(found.waiting)} {word}:")
     for reason in found.reasons:
@@ -134,10 +134,10 @@ def _print_explanation(found: JobExplanation) -> None:
         f"room for one more task now: {found.fitting_held} machines of the entitlement,"
         f" {found.fitting_free} free ones"
     )
-    return _print_rest(found)
+    return _print_notes(found)
 
 
-def _print_rest(found: JobExplanation) -> None:
+def _print_notes(found: JobExplanation) -> None:
     _print_spread(found.spread)
     shown = [*_some_of(found.volumes), *_some_of(found.operations)]
     sandbox = _exposure(found) if found.relaxations else ""

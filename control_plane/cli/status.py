@@ -79,12 +79,14 @@ def shard_add(target: Target, number: int | None, timeout: float, output: str) -
 
     From then on it may get new entitlements. First prints the command to run, and where.
     """
-    ready = target.ask(lambda client: _added(client, number, timeout))
+    ready = target.ask(lambda client: _wait_ready(client, number, timeout))
     text = f"shard {ready.role.removeprefix('shard-')} is ready at {ready.host}"
     show.emit(output, ready, lambda: show.lines(text))
 
 
-async def _added(client: ControlPlaneClient, number: int | None, timeout_s: float) -> ProcessStatus:
+async def _wait_ready(
+    client: ControlPlaneClient, number: int | None, timeout_s: float
+) -> ProcessStatus:
     """Return the status of a shard's process once it is ready; `Unreachable` if it is not."""
     if number is None:
         taken = {one.shard for one in (await client.list_shards()).shards}

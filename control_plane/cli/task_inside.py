@@ -58,8 +58,6 @@ def exec_(
 @shows_answer
 def logs(target: Target, /, name: str, output: str, **chosen: Any) -> None:
     """Print the output of task NAME (as `web-3`) on its machine; -o json: one object per line."""
-    if chosen["follow"] and chosen["previous"]:
-        raise InvalidInput("--follow and --previous exclude each other: the previous run has ended")
     show_log(target, *task_named(name), output, **chosen)
 
 

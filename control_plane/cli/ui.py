@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ import click
 
 from control_plane.cli import show
 from control_plane.cli.program import Target
-from wire.errors import Forbidden
+from wire.errors import Forbidden, InvalidInput, TwineError
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -27,9 +28,13 @@ if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
 
 _COOKIE = "twine-console"
-_PASSED = ("Content-Type", "Location", "Cache-Control")
-_SECURITY = ("Content-Security-Policy", "X-Content-Type-Options", "X-Frame-Options")
-_ASKED = ("Content-Type", "Accept", "User-Agent")
+_FORWARDED = (
+    *("Content-Type", "Location", "Cache-Control"),
+    *("Content-Security-Policy", "X-Content-Type-Options", "X-Frame-Options"),
+)
+"""Headers of an answer that the browser gets."""
+_SENT = ("Content-Type", "Accept", "User-Agent")
+"""Headers of a request that the control plane gets."""
 _SESSION_COOKIE, _ENDED_HEADER = "twine-session", "Twine-Session"
 """The cookie identifies a browser to the control plane; the header reports an ended session."""
 _BODY_MAX = 64 << 10
@@ -42,7 +47,7 @@ class Gate:
     """Admits one browser, by a one-time link and then by a cookie that only this process knows."""
 
     def __init__(self, port: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._made, self.asked_at = clock, clock(), clock()
+        self._clock, self._made_at, self.last_request_at = clock, clock(), clock()
         self._link, self._cookie = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         self.port, self.session = port, secrets.token_hex(6)
         self.ended = asyncio.Event()
@@ -56,18 +61,18 @@ class Gate:
         """Return the cookie for the right link, once; None otherwise."""
         if not self._link or not hmac.compare_digest(link.encode(), self._link.encode()):
             return None
-        if self._clock() - self._made > LINK_S:
+        if self._clock() - self._made_at > LINK_S:
             return None
-        self._link, self.asked_at = "", self._clock()
+        self._link, self.last_request_at = "", self._clock()
         return self._cookie
 
     def is_over(self) -> str:
-        """Return why the console ends without a command; empty: it continues."""
+        """Return why the console has to end; empty: it continues."""
         if self.ended.is_set():
             return "its session was ended"
-        if self._link and self._clock() - self._made > LINK_S:
+        if self._link and self._clock() - self._made_at > LINK_S:
             return f"its link was not opened within {LINK_S / 60:.0f} minutes"
-        if self._clock() - self.asked_at > IDLE_S:
+        if self._clock() - self.last_request_at > IDLE_S:
             return f"its browser sent no request for {IDLE_S / 60:.0f} minutes"
         return ""
 
@@ -80,7 +85,7 @@ class Gate:
             return f"this console is at 127.0.0.1:{self.port}"
         if not hmac.compare_digest(cookie.encode(), self._cookie.encode()):
             return "open the link that `twinectl ui` printed; it works once, in one browser"
-        self.asked_at = self._clock()
+        self.last_request_at = self._clock()
         return ""
 
 
@@ -127,15 +132,22 @@ async def _serve(target: Target, page: str, port: int) -> None:
     from aiohttp import web
 
     async with target.client() as client:
-        await client.get_current_user()  # a bad credential is an error here, before a browser opens
+        await client.get_current_user()  # a bad credential ends the command before a browser opens
         gate = Gate()
         app = web.Application(client_max_size=_BODY_MAX)
-        app.router.add_route("*", "/{path:.*}", _passing(gate, page, client))
+        app.router.add_route("*", "/{path:.*}", _handler(gate, page, client))
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
             site = web.TCPSite(runner, "127.0.0.1", port)
-            await site.start()
+            try:
+                await site.start()
+            except OSError as e:
+                why = os.strerror(e.errno or 0)
+                raise InvalidInput(
+                    f"cannot use port {port} of 127.0.0.1: {why}",
+                    hint="leave --port out for any free port",
+                ) from e
             gate.port = runner.addresses[0][1]
             click.echo(f"open {gate.url()}\nCtrl-C ends it.")
             while not (why := gate.is_over()):
@@ -146,12 +158,12 @@ async def _serve(target: Target, page: str, port: int) -> None:
             await runner.cleanup()
 
 
-def _passing(
+def _handler(
     gate: Gate, page: str, client: ControlPlaneClient
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     from aiohttp import web
 
-    async def passed(request: web.Request) -> web.StreamResponse:
+    async def handle(request: web.Request) -> web.StreamResponse:
         path = request.path
         if path.startswith("/open/") and request.method == "GET":
             cookie = gate.open(path.removeprefix("/open/"))
@@ -165,28 +177,34 @@ def _passing(
             return web.Response(status=403, text=why)
         if not path.startswith("/ui/") or request.method not in ("GET", "POST"):
             return web.Response(status=404, text="the console is at /ui/")
-        return await _relayed(client, request, gate)
+        return await _forward(client, request, gate)
 
-    return passed
+    return handle
 
 
-async def _relayed(
+async def _forward(
     client: ControlPlaneClient, request: web.Request, gate: Gate
 ) -> web.StreamResponse:
-    """Forward a request and its answer as they come: a stream of changes never ends."""
+    """Forward a request and its answer in parts as they arrive: a stream of changes never ends."""
     from aiohttp import web
 
-    headers = {name: request.headers[name] for name in _ASKED if name in request.headers}
+    headers = {name: request.headers[name] for name in _SENT if name in request.headers}
     headers["Cookie"] = f"{_SESSION_COOKIE}={gate.session}"
     body = await request.read()
-    async with client.pass_on(request.method, request.path_qs, body, headers) as found:
-        if found.headers.get(_ENDED_HEADER) == "ended":
-            gate.ended.set()
-        kept = {n: found.headers[n] for n in (*_PASSED, *_SECURITY) if n in found.headers}
-        response = web.StreamResponse(status=found.status, headers=kept)
-        with contextlib.suppress(ConnectionError):  # the browser left
-            await response.prepare(request)
-            async for chunk in found.content.iter_any():
-                await response.write(chunk)
-            await response.write_eof()
+    response: web.StreamResponse | None = None
+    try:
+        async with client.pass_on(request.method, request.path_qs, body, headers) as answer:
+            if answer.headers.get(_ENDED_HEADER) == "ended":
+                gate.ended.set()
+            kept = {n: answer.headers[n] for n in _FORWARDED if n in answer.headers}
+            response = web.StreamResponse(status=answer.status, headers=kept)
+            with contextlib.suppress(ConnectionError):  # the browser left
+                await response.prepare(request)
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+                await response.write_eof()
+    except TwineError as e:
+        if response is None:
+            return web.Response(status=502, text=f"{e}\n{e.hint}")
+        response.force_close()  # the control plane ended a stream: the page opens another
     return response

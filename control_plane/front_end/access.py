@@ -25,10 +25,10 @@ ANYONE = "anyone"
 ROLES = (ANYONE, "host", "user", "component", "local")
 """All roles; `anyone` is a TLS client without a certificate."""
 USERS = frozenset(("user", "local"))
-"""Roles that a route admits by `needs`, never by `roles`."""
+"""Roles that a route admits by `needs` only."""
 _FRONT_END = FRONT_END.rpartition("/")[2]
-_SINCE = re.compile(r"\d{1,12}(\.\d{1,9})?")
-OPERATIONAL = ("openapi", "metrics")
+_TIME = re.compile(r"\d{1,12}(\.\d{1,9})?")
+OUTSIDE_TABLE = ("openapi", "metrics")
 """Routes of the application that are not in the table."""
 
 
@@ -56,14 +56,14 @@ class Access:
         connection = request.protocol
         peer: Peer
         if not isinstance(connection, HttpConnection):
-            peer = self._proved(request)
+            peer = self._tls_peer(request)
         elif connection.peer is None or time.time() >= connection.not_after:
-            peer = connection.peer = self._proved(request)
+            peer = connection.peer = self._tls_peer(request)
         else:
             peer = connection.peer
         return self._forwarded_caller(peer, request.headers.get(CALLER_HEADER, ""))
 
-    def _proved(self, request: web.Request) -> Peer:
+    def _tls_peer(self, request: web.Request) -> Peer:
         """Return the peer that proved an identity when the connection was made."""
         transport, address = request.transport, request.remote or ""
         ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
@@ -75,21 +75,26 @@ class Access:
         return dataclasses.replace(peer_of(certificate, self.domain), address=address)
 
     def _forwarded_caller(self, peer: Peer, caller: str) -> Peer:
-        """Return the user whose request a front end forwards; any other peer is its own caller.
+        """Return the user whose request a front end forwards; any other peer calls for itself.
 
         A front end may name a user, or a caller without a certificate, and nothing else. So a
         stolen credential of a front end cannot act as a host, a component or a local user.
         """
         if peer.role != "component" or principal(peer) != _FRONT_END:
             return peer
-        who, _, since = caller.partition(" ")
-        if who == ANYONE:
+        identity, _, valid_from = caller.partition(" ")
+        if identity == ANYONE:
             return Peer(name=ANYONE, role=ANYONE, address=peer.address)
-        match = IDENTITY.fullmatch(who)
-        is_ours = match is not None and match["cluster"] in (self.domain or match["cluster"],)
-        if match is None or not is_ours or match["role"] != "user" or not _SINCE.fullmatch(since):
+        match = IDENTITY.fullmatch(identity)
+        is_of_domain = match is not None and match["cluster"] in (self.domain or match["cluster"],)
+        if (
+            match is None
+            or not is_of_domain
+            or match["role"] != "user"
+            or not _TIME.fullmatch(valid_from)
+        ):
             raise Forbidden(f"{peer.name} may call for users only, not for {caller[:200]!r}")
-        return Peer(name=who, role="user", address=peer.address, valid_from=float(since))
+        return Peer(name=identity, role="user", address=peer.address, valid_from=float(valid_from))
 
     def _local(self, uid: int) -> Peer:
         if uid not in (0, self.owner_uid) and not _is_member(uid, self.socket_group):
@@ -108,7 +113,7 @@ def caller_header(peer: Peer) -> str:
 def check_role(peer: Peer, route: Route) -> None:
     """Raise unless the route admits this role; a route without `roles` and `needs` admits none."""
     allowed = set(route.roles) - USERS
-    if route.needs or route.name in OPERATIONAL:
+    if route.needs or route.name in OUTSIDE_TABLE:
         allowed |= USERS
     if peer.role in allowed or ANYONE in allowed:
         return

@@ -66,7 +66,9 @@ class CapacityHandlers(PlaneHandlers):
     async def request_entitlement(self, call: Call) -> EntitlementRequest:
         """Accept a request for capacity."""
         name, who = _name(call), self._person(call.peer)
-        return await self._plane.capacity.request(name, self._asked(name, call.body, who), who)
+        return await self._plane.capacity.request(
+            name, self._with_owners(name, call.body, who), who
+        )
 
     async def list_requests(self, call: Call) -> EntitlementRequests:
         """List the requests."""
@@ -113,7 +115,7 @@ class CapacityHandlers(PlaneHandlers):
         is_operator = self._guard.caller(peer).is_operator
         return Person(principal(peer), is_operator=is_operator, may_create=is_operator)
 
-    def _asked(self, name: str, change: EntitlementChange, who: Person) -> EntitlementChange:
+    def _with_owners(self, name: str, change: EntitlementChange, who: Person) -> EntitlementChange:
         """Return the request, with its owners: the named ones, the present ones, or the caller."""
         if change.spec is None:
             return change
@@ -125,7 +127,7 @@ class CapacityHandlers(PlaneHandlers):
         return replace(change, spec=replace(change.spec, owners=owners))
 
     def _check_owners(self, spec: EntitlementSpec) -> None:
-        if missing := self._guard.people.unknown(spec.owners):
+        if missing := self._guard.people.unknown_groups(spec.owners):
             raise InvalidInput(
                 f"owners: there is no group {missing[0]!r}", hint="twinectl group set NAME USER …"
             )

@@ -52,17 +52,17 @@ _ONE_PROCESS_ONLY = frozenset(("plan_rebalance", "resume_rebalance"))
 _CALL_S = 10.0
 """Time limit of one request; a process that exceeds it counts as away."""
 _BEHIND_S = 2.0
-_READY_S = 2.0
+_READY_TIMEOUT_S = 2.0
 """Time limit of the check whether a shard is ready to get an entitlement."""
 _CALLER: ContextVar[str] = ContextVar("caller", default="component:control-plane")
 """The caller whose request the present asyncio task forwards."""
 
 
 class CoreState(NamedTuple):
-    """What a core states about itself in each request to a shard."""
+    """The state of a core, sent with each request to a shard."""
 
     life: str
-    """Identifier of the run of its process."""
+    """Identifier of this run of its process."""
     written: int
     """The newest revision that it has written."""
 
@@ -110,12 +110,12 @@ class Forwarding:
             if isinstance(control_plane.shards, ShardProcesses):
                 control_plane.shards.ask_ready = self._is_ready
 
-    def wrapped(self, route: Route, handler: Handler) -> Handler:
+    def wrap(self, route: Route, handler: Handler) -> Handler:
         """Return a handler that forwards a call to its shard."""
         if self._connect is None:
             return handler
         if route.name in FORWARDED:
-            return partial(self._forwarded, handler)
+            return partial(self._forward, handler)
         merging = {
             "list_jobs": self._list_jobs,
             "list_machines": self._list_machines,
@@ -139,7 +139,7 @@ class Forwarding:
             )
         return await handler(call)
 
-    def is_here(self, call: Call) -> bool:
+    def is_local(self, call: Call) -> bool:
         """Return whether this process answers a call about an existing job."""
         if self._connect is None:
             return True
@@ -148,24 +148,24 @@ class Forwarding:
 
     # -- one shard
 
-    async def _forwarded(self, handler: Handler, call: Call) -> Any:
+    async def _forward(self, handler: Handler, call: Call) -> Any:
         number = await self._number_of(call)
         if number is None or self._plane.role.runs(number):
             return await handler(call)
         client = self._client(number)
-        return await self._called(client, _ROUTES[call.route.name], call)
+        return await self._call(client, _ROUTES[call.route.name], call)
 
     async def _number_of(self, call: Call) -> int | None:
         """Return the number of the shard that answers a call; None: its object does not exist."""
         shards, name = self._plane.shards, call.route.name
         if (name == "apply_job" and not call.flag("dry_run")) or name == "move_job":
-            await shards.give(call.body.entitlement)
+            await shards.assign_unused(call.body.entitlement)
         number = shards.number_of_job(call.path["job"])
         if number is None and name in ("apply_job", "plan_job"):
             number = shards.number_of_entitlement(call.body.entitlement)
         return number
 
-    async def _called(self, client: ShardClient, route: Route, call: Call) -> Any:
+    async def _call(self, client: ShardClient, route: Route, call: Call) -> Any:
         _CALLER.set(caller_of(call.peer))
         try:
             parameters: dict[str, Any] = {**call.path, **call.query}
@@ -174,10 +174,10 @@ class Forwarding:
             answer = await client.call(route, call.body, **parameters)
         except Unreachable as e:
             raise shard_unavailable(client.shard, str(e)) from e
-        await self._followed(client)
+        await self._follow_answer(client)
         return answer
 
-    async def _followed(self, client: ShardClient) -> None:
+    async def _follow_answer(self, client: ShardClient) -> None:
         await self._plane.followed(client.revision, _BEHIND_S)
 
     async def _release_idle(self, number: int, entitlement: str) -> None:
@@ -186,7 +186,7 @@ class Forwarding:
             await client.call(RELEASE_IDLE, entitlement=entitlement)
         except Unreachable as e:
             raise shard_unavailable(number, str(e)) from e
-        await self._followed(client)
+        await self._follow_answer(client)
 
     async def _find_places(self, request: PlacesRequest) -> PlacesFound:
         """Return the places that processes of shards find; shards that are away are skipped."""
@@ -215,7 +215,7 @@ class Forwarding:
     async def _is_ready(self, number: int) -> bool:
         """Return whether the process of a shard takes requests now."""
         try:
-            await self._client(number).call(_ROUTES["readyz"], timeout_s=_READY_S)
+            await self._client(number).call(_ROUTES["readyz"], timeout_s=_READY_TIMEOUT_S)
         except TwineError:
             return False
         return True
@@ -232,10 +232,10 @@ class Forwarding:
         url = self._processes.url_of(number)
         known = self._clients.get(number)
         if known is None or known.endpoint != url:
-            known = self._clients[number] = self._connect(url, number, self._state)
+            known = self._clients[number] = self._connect(url, number, self._core_state)
         return known
 
-    def _state(self) -> CoreState:
+    def _core_state(self) -> CoreState:
         return CoreState(self._plane.role.life, self._processes.table.store.revision())
 
     @property
@@ -245,25 +245,25 @@ class Forwarding:
 
     # -- all shards
 
-    async def _everywhere(self, call: Call, name: str = "") -> dict[int, Any]:
-        """Return the answer of each shard of another process, or the error if it is away.
+    async def _ask_all(self, call: Call, name: str = "") -> dict[int, Any]:
+        """Return the answer of each shard that runs in another process, or its error.
 
-        It calls the route of the call, or the named one.
+        Without `name`, it calls the route of the call.
         """
         shards = self._plane.shards
         others = [n for n in range(shards.count) if not self._plane.role.runs(n)]
 
-        async def one(number: int) -> Any:
+        async def ask(number: int) -> Any:
             try:
                 route = _ROUTES[name or call.route.name]
-                return await self._called(self._client(number), route, call)
+                return await self._call(self._client(number), route, call)
             except TwineError as e:
                 return e
 
-        return dict(zip(others, await asyncio.gather(*map(one, others)), strict=True))
+        return dict(zip(others, await asyncio.gather(*map(ask, others)), strict=True))
 
     async def _region_status(self, _: Handler, call: Call) -> RegionStatus:
-        answers = await self._everywhere(call, PROCESS_STATUS.name)
+        answers = await self._ask_all(call, PROCESS_STATUS.name)
         loads = {load.shard: load for load in self._plane.shards.loads()}
         return self._plane.region_status(
             [
@@ -275,24 +275,24 @@ class Forwarding:
         )
 
     async def _shard_metrics(self, handler: Handler, call: Call) -> AsyncIterator[bytes]:
-        number = self._plane.shards.number_in(call.path["shard"])
+        number = self._plane.shards.parse_number(call.path["shard"])
         if number is None or self._plane.role.runs(number):
             answer: AsyncIterator[bytes] = await handler(call)
             return answer
         return self._client(number).stream(_ROUTES["shard_metrics"], shard=str(number))
 
     async def _list_jobs(self, handler: Handler, call: Call) -> Jobs:
-        answers = await self._everywhere(call)
+        answers = await self._ask_all(call)
         own: Jobs = await handler(call)
         found = {status.record.name: status for status in own.jobs}
         for number, answer in answers.items():
             if isinstance(answer, Jobs):
                 found |= {status.record.name: status for status in answer.jobs}
             else:
-                found |= self._as_stored(number, str(answer))
+                found |= self._stored_jobs(number, str(answer))
         return Jobs(jobs=[found[name] for name in sorted(found)])
 
-    def _as_stored(self, number: int, why: str) -> dict[str, JobStatus]:
+    def _stored_jobs(self, number: int, why: str) -> dict[str, JobStatus]:
         """Return the stored jobs of a shard that is away."""
         records = self._plane.job_records()
         shards = self._plane.shards
@@ -303,20 +303,20 @@ class Forwarding:
         }
 
     async def _list_machines(self, handler: Handler, call: Call) -> Machines:
-        answers = await self._everywhere(call)
+        answers = await self._ask_all(call)
         page: Machines = await handler(call)
         seen: dict[str, MachineView] = {}
         for number, answer in answers.items():
             if isinstance(answer, Machines):
-                theirs = (v for v in answer.machines if self._shard_of(v) == number)
-                seen |= {view.record.machine: view for view in theirs}
-        views = [self._seen(view, seen.get(view.record.machine)) for view in page.machines]
+                reported = (v for v in answer.machines if self._shard_of(v) == number)
+                seen |= {view.record.machine: view for view in reported}
+        views = [self._with_report(view, seen.get(view.record.machine)) for view in page.machines]
         return replace(page, machines=views)
 
     async def _map_region(self, _: Handler, call: Call) -> RegionMap:
         """Return the map with each shard's own report of its machines."""
-        answers = await self._everywhere(call)
-        maps = {n: one for n, one in answers.items() if isinstance(one, RegionMap)}
+        answers = await self._ask_all(call)
+        maps = {n: answer for n, answer in answers.items() if isinstance(answer, RegionMap)}
         shard_of = self._plane.ownership.shard_of
 
         def is_left(record: MachineRecord) -> bool:
@@ -330,8 +330,8 @@ class Forwarding:
         number = self._shard_of(view)
         if number is None:
             return view
-        theirs = await self._called(self._client(number), _ROUTES[call.route.name], call)
-        return self._seen(view, theirs)
+        reported = await self._call(self._client(number), _ROUTES[call.route.name], call)
+        return self._with_report(view, reported)
 
     def _shard_of(self, view: MachineView) -> int | None:
         """Return the shard whose process follows a machine; None: this process does."""
@@ -339,10 +339,10 @@ class Forwarding:
         number = self._plane.ownership.shard_of(pool)
         return None if not pool or self._plane.role.runs(number) else number
 
-    def _seen(self, view: MachineView, theirs: MachineView | None) -> MachineView:
+    def _with_report(self, view: MachineView, reported: MachineView | None) -> MachineView:
         """Return a machine with the report of the process that follows it."""
-        if theirs is None:
+        if reported is None:
             return view
         return replace(
-            view, ready=theirs.ready, last_seen_s=theirs.last_seen_s, health=theirs.health
+            view, ready=reported.ready, last_seen_s=reported.last_seen_s, health=reported.health
         )

@@ -59,8 +59,8 @@ def _size_version(answer: JobRecord | JobIntents) -> int:
     return next(v.intent.version for v in answer.intents if v.dimension == Dimension.SIZE)
 
 
-def _after(call: Call) -> tuple[int, float]:
-    """Return the revision after which a caller wants news, and how long it waits for them."""
+def _wait_parameters(call: Call) -> tuple[int, float]:
+    """Return the revision after which a caller wants changes, and the seconds it waits for them."""
     return call.whole("after") or 0, waiting_time(call)
 
 
@@ -81,7 +81,7 @@ class FrontEnd(
     RebalanceHandlers,
     IntentHandlers,
 ):
-    """A handler for each row of the table."""
+    """Has a handler for each row of the table, with the name of the row."""
 
     def __init__(
         self,
@@ -118,15 +118,15 @@ class FrontEnd(
         )
 
     def app(self, access: Access, version: str) -> web.Application:
-        """Return the application; the routes that it has are exactly those of the table."""
+        """Return the application; its routes are those of the table."""
         tls = self._shard_tls
         connect = None if tls is None else partial(ShardClient, tls=tls)
-        forward = Forwarding(self._plane, connect)
-        recorder = Recorder(self._trail, self.revision_of, ROUTES, forward.is_here)
-        found = {r.name: forward.wrapped(r, getattr(self, r.name)) for r in ROUTES}
+        forwarding = Forwarding(self._plane, connect)
+        recorder = Recorder(self._trail, self.revision_of, ROUTES, forwarding.is_local)
+        found = {r.name: forwarding.wrap(r, getattr(self, r.name)) for r in ROUTES}
         self.handlers = {r.name: self._guarded(r, found[r.name], recorder) for r in ROUTES}
         self._recorder, self._access = recorder, access
-        self._put_one = forward.wrapped(_PUT_SIZE, self._resize)
+        self._put_one_size = forwarding.wrap(_PUT_SIZE, self._resize)
         app = make_app(
             "Twine control plane",
             ROUTES,
@@ -146,7 +146,7 @@ class FrontEnd(
         self._guard.check_early(peer, route)
         return peer.trusted(self._guard.is_trusted(peer))
 
-    async def refused(
+    async def audit_refusal(
         self, request: web.Request, route: Route, path: Mapping[str, str], error: TwineError
     ) -> None:
         """Record that a form of the console was refused."""
@@ -167,10 +167,10 @@ class FrontEnd(
             try:
                 answer = await handler(call)
             except TwineError:
-                self._check_leading(route)  # "there is no such job" was read, too
+                self._check_leading(route)  # the error depends on what was read, too
                 raise
             self._check_leading(route)
-            return answer  # read before another control plane could change it
+            return answer  # it was read while this process led
 
         return guarded
 
@@ -199,9 +199,11 @@ class FrontEnd(
             job: dataclasses.replace(call, route=_PUT_SIZE, path={"job": job}, body=change)
             for job, change in changes.sizes.items()
         }
-        for one in calls.values():
-            self._guard.check(one)
-        written = (self._recorder.carry_out(one, self._put_one) for one in calls.values())
+        for size_call in calls.values():
+            self._guard.check(size_call)
+        written = (
+            self._recorder.carry_out(size_call, self._put_one_size) for size_call in calls.values()
+        )
         found = await asyncio.gather(*written, return_exceptions=True)
         versions, refused = dict[str, int](), dict[str, Problem]()
         for job, answer in zip(calls, found, strict=True):
@@ -254,7 +256,7 @@ class FrontEnd(
 
     async def get_endpoints(self, call: Call) -> Endpoints:
         """Show the endpoints of a job; can wait for a change."""
-        return await self._plane.endpoints(call.path["job"], *_after(call))
+        return await self._plane.endpoints(call.path["job"], *_wait_parameters(call))
 
     async def watch_endpoints(self, call: Call) -> EndpointChanges:
         """Show the endpoints of many jobs; can wait for a change."""
@@ -275,7 +277,7 @@ class FrontEnd(
 
     async def get_shard(self, call: Call) -> Endpoints:
         """Show the endpoints of a shard; can wait for a change."""
-        after, wait_s = _after(call)
+        after, wait_s = _wait_parameters(call)
         job, shard = call.path["job"], call.path["shard"]
         return await self._plane.discovery.shard_endpoints(job, shard, after, wait_s)
 

@@ -14,7 +14,12 @@ from control_plane.api.intent_changes import PushChange
 from control_plane.api.jobs import JobSpec
 from control_plane.api.operations import JobMove
 from control_plane.api.people import CurrentUser, Needs, Role
-from control_plane.identity.core.standing import Caller, Refusal, refusal, refusal_of_raw
+from control_plane.identity.core.permissions import (
+    Caller,
+    Refusal,
+    refusal,
+    refusal_without_sandbox,
+)
 from control_plane.identity.people import People
 from control_plane.roles import ControlPlane
 from wire.errors import Forbidden
@@ -23,7 +28,7 @@ from wire.peers import principal
 from wire.routes import Route
 from wire.server import Call
 
-NAMED = frozenset(("job", "task", "entitlement"))
+IDENTIFYING = frozenset(("job", "task", "entitlement"))
 """Path parameters that determine the entitlement."""
 WITHOUT_HOST_ADMIN = frozenset(("stop_job", "pause_job", "put_hold"))
 """Routes that owners may use on a job without a sandbox, without the role of host admin."""
@@ -57,25 +62,27 @@ class Guard:
     def check(self, call: Call) -> None:
         """Raise `Forbidden` unless the caller may make this call."""
         if call.peer.role in ("user", "local") and call.route.needs:
-            about = {name: self._plane.owners_of(name) for name in self._about(call)}
+            about = {name: self._plane.owners_of(name) for name in self._entitlements_in(call)}
             self._check(call.peer, call.route, about)
-            if call.route.is_change and (job := self._raw_job(call)):
-                self._refuse(call.route, refusal_of_raw(self.caller(call.peer), job), call.peer)
+            if call.route.is_change and (job := self._unsandboxed_job(call)):
+                self._raise_if_refused(
+                    call.route, refusal_without_sandbox(self.caller(call.peer), job), call.peer
+                )
 
     def _check(self, peer: Peer, route: Route, about: dict[str, Sequence[str] | None]) -> None:
         caller = self.caller(peer)
         needs = route.needs
-        if needs in (Needs.OWNER, Needs.ASKER) and not NAMED.intersection(route.parameters):
-            needs = Needs.OPERATOR  # no entitlement is known
-        owns_any = needs == Needs.ANY_OWNER and bool(self._owned(caller))
-        self._refuse(route, refusal(needs, caller, about, owns_any), peer)
+        if needs in (Needs.OWNER, Needs.ASKER) and not IDENTIFYING.intersection(route.parameters):
+            needs = Needs.OPERATOR  # the path names no entitlement
+        owns_any = needs == Needs.ANY_OWNER and bool(self._entitlements_of(caller))
+        self._raise_if_refused(route, refusal(needs, caller, about, owns_any), peer)
 
-    def _refuse(self, route: Route, found: Refusal | None, peer: Peer) -> None:
-        if found is not None:
+    def _raise_if_refused(self, route: Route, refused: Refusal | None, peer: Peer) -> None:
+        if refused is not None:
             name, what = self.caller(peer).name, f"{route.method} {route.path}"
-            raise Forbidden(f"{name} may not call {what}: {found.reason}", hint=found.hint)
+            raise Forbidden(f"{name} may not call {what}: {refused.reason}", hint=refused.hint)
 
-    def _raw_job(self, call: Call) -> str:
+    def _unsandboxed_job(self, call: Call) -> str:
         """Return the job whose tasks without a sandbox a call would run or enter; empty: none.
 
         Owners may apply a job whose new file has a sandbox again.
@@ -91,7 +98,7 @@ class Guard:
     def current_user(self, peer: Peer) -> CurrentUser:
         """Return the rights of a caller."""
         caller = self.caller(peer)
-        owned = self._owned(caller)
+        owned = self._entitlements_of(caller)
         role = Role.OWNER if owned else Role.VIEWER
         return CurrentUser(
             name=caller.name,
@@ -101,19 +108,19 @@ class Guard:
             host_admin=caller.is_host_admin,
         )
 
-    def _owned(self, caller: Caller) -> list[str]:
+    def _entitlements_of(self, caller: Caller) -> list[str]:
         owners_of = self._plane.owners_of
         names = self._plane.entitlement_names()
         return [name for name in names if caller.is_among(owners_of(name) or ())]
 
-    def _about(self, call: Call) -> set[str]:
+    def _entitlements_in(self, call: Call) -> set[str]:
         """Return the entitlements that a call concerns, including the target of a move."""
         names = set()
         job = _job_of(call)
         if job and (entitlement := self._plane.entitlement_of(job)) is not None:
             names.add(entitlement)
         if call.route.name == "rollback_job" and job:
-            names.add(self._plane.goes_back_to(job) or "")
+            names.add(self._plane.rollback_target(job) or "")
         if isinstance(call.body, JobMove):
             names.add(call.body.entitlement)
         if "entitlement" in call.path:

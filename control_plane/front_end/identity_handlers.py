@@ -33,7 +33,7 @@ class IdentityHandlers(PlaneHandlers):
 
     async def step_roots(self, call: Call) -> AuthorityView:
         """Take a step of a rotation."""
-        return await self._registrar.rotation.take(call.body.step, force=call.body.force)
+        return await self._registrar.rotation.take_step(call.body.step, force=call.body.force)
 
     async def create_token(self, call: Call) -> Token:
         """Make a join token."""
@@ -71,6 +71,6 @@ class IdentityHandlers(PlaneHandlers):
         return self._registrar.duplicates.all()
 
     async def forget_duplicate(self, call: Call) -> Ack:
-        """Check a machine's hosts again."""
+        """Check the hosts with a machine's identity again."""
         await self._registrar.duplicates.forget(call.path["machine"])
         return Ack(detail="they are checked again")

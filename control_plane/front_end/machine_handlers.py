@@ -24,7 +24,7 @@ from wire.violations import violations
 
 MAX_WAIT_S = 60.0
 MAX_INVENTORY_BYTES = 512 << 20
-"""Maximum size of a list; a million machines take about 150 MB."""
+"""Maximum size of an imported list; a million machines take about 150 MB."""
 FORMATS = ("csv", "json")
 
 
@@ -103,7 +103,7 @@ class MachineHandlers(PlaneHandlers):
 
 
 def waiting_time(call: Call) -> float:
-    """Return how many seconds a caller waits for news."""
+    """Return how many seconds a caller waits for changes."""
     return min(call.number("wait_s", 0.0) or 0.0, MAX_WAIT_S)
 
 

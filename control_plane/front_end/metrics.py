@@ -38,7 +38,7 @@ class Metrics:
         self,
         routes: Sequence[Route],
         plane: ControlPlane,
-        ending: Callable[[], Sequence[str]] = list,
+        ending_certificates: Callable[[], Sequence[str]] = list,
         duplicates: Sized = (),
         rebalancer: ReBalancer | None = None,
         elastic: Callable[[], ElasticCounts] = ElasticCounts,
@@ -62,7 +62,7 @@ class Metrics:
         self._collect(partial(_state_metrics, plane.counters))
         self._collect(partial(_health_metrics, plane.health))
         self._collect(lambda: _limit_metrics(plane.limits.views(plane.clock())))
-        self._collect(lambda: _trouble_metrics(plane.quarantined, ending(), duplicates))
+        self._collect(lambda: _alarm_metrics(plane.quarantined, ending_certificates(), duplicates))
         self._collect(partial(_allocator_metrics, plane.allocations))
         if rebalancer is not None:
             self._collect(partial(_rebalance_metrics, rebalancer))
@@ -70,7 +70,7 @@ class Metrics:
         self._collect(lambda: _role_metrics(plane.process_counts()))
 
     def _collect(self, collect: Callable[[], Iterator[Metric]]) -> None:
-        self._registry.register(_Collected(collect))
+        self._registry.register(_FunctionCollector(collect))
 
     @web.middleware
     async def count(self, request: web.Request, handler: NextHandler) -> web.StreamResponse:
@@ -96,7 +96,7 @@ async def one_chunk(text: bytes) -> AsyncIterator[bytes]:
     yield text
 
 
-class _Collected(Collector):
+class _FunctionCollector(Collector):
     """Metrics that a function returns at each scrape."""
 
     def __init__(self, read: Callable[[], Iterator[Metric]]) -> None:
@@ -174,7 +174,9 @@ def _limit_metrics(views: LimitViews) -> Iterator[Metric]:
     yield from (held, lifted, passed, refused)
 
 
-def _trouble_metrics(quarantined: Sized, ending: Sized, duplicates: Sized) -> Iterator[Metric]:
+def _alarm_metrics(
+    quarantined: Sized, ending_certificates: Sized, duplicates: Sized
+) -> Iterator[Metric]:
     """Records and certificates that need an operator."""
     for name, text, found in (
         (
@@ -185,7 +187,7 @@ def _trouble_metrics(quarantined: Sized, ending: Sized, duplicates: Sized) -> It
         (
             "identities_ending",
             "Hosts whose certificates end within a week without a renewal.",
-            ending,
+            ending_certificates,
         ),
         (
             "duplicate_identities",
@@ -232,10 +234,10 @@ def _rebalance_metrics(rebalancer: ReBalancer) -> Iterator[Metric]:
     yield used
 
 
-def _allocator_metrics(every: Sequence[Allocations]) -> Iterator[Metric]:
+def _allocator_metrics(allocations_of_shards: Sequence[Allocations]) -> Iterator[Metric]:
     """The work of the allocators, and the size of the region (the paper's Figure 12)."""
-    counts = [allocations.counts for allocations in every]
-    indexes = [allocations.index for allocations in every]
+    counts = [allocations.counts for allocations in allocations_of_shards]
+    indexes = [allocations.index for allocations in allocations_of_shards]
     answers = CounterMetricFamily(
         "twine_allocations",
         "Allocation requests, by whether the cache had the answer.",

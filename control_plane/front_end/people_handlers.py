@@ -23,7 +23,7 @@ from control_plane.front_end.guard import Guard
 from control_plane.front_end.handlers import PlaneHandlers
 from control_plane.front_end.trail import MAX_PAGE, PAGE, Query, Trail
 from control_plane.identity.authority import check_user_name
-from control_plane.identity.issued import users
+from control_plane.identity.issued import users_of
 from control_plane.identity.sessions import BrowserSessions
 from wire.errors import InvalidInput
 from wire.peers import principal
@@ -48,12 +48,12 @@ class PeopleHandlers(PlaneHandlers):
     async def list_sessions(self, call: Call) -> ConsoleSessions:
         """Show which browsers have the console open."""
         everyone = self._guard.caller(call.peer).is_operator
-        return self.sessions.listed(principal(call.peer), everyone=everyone)
+        return self.sessions.list_sessions(principal(call.peer), everyone=everyone)
 
     async def end_session(self, call: Call) -> Ack:
         """End the session of a browser."""
-        anyones, by = self._guard.caller(call.peer).is_operator, principal(call.peer)
-        self.sessions.end(call.path["session"], by, anyones=anyones)
+        may_end_all, by = self._guard.caller(call.peer).is_operator, principal(call.peer)
+        self.sessions.end(call.path["session"], by, may_end_all=may_end_all)
         return Ack(detail=f"session {call.path['session']} is ended")
 
     async def list_operators(self, _: Call) -> Grants:
@@ -95,7 +95,7 @@ class PeopleHandlers(PlaneHandlers):
     async def list_users(self, _: Call) -> Users:
         """Show the users that have a credential."""
         issued = await self._issued()
-        return users(issued, self._guard.people.revocations())
+        return users_of(issued, self._guard.people.revocations())
 
     async def revoke_user(self, call: Call) -> Revocation:
         """Revoke a user's credentials."""

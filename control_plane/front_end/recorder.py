@@ -1,4 +1,4 @@
-"""Records every change and every refused change in the audit log, around the handlers.
+"""Records every change and every refused change in the audit log; wraps the handlers.
 
 The recorded fields of a request are an explicit list, because other fields may hold secrets: for
 example the environment of a task.
@@ -23,7 +23,7 @@ from wire.peers import principal
 from wire.routes import Route
 from wire.server import Call, Handler, NextHandler, request_id
 
-_AT_ONCE = frozenset(("put_size",))
+_ATOMIC = frozenset(("put_size",))
 """Routes whose change is one transaction; their handlers store `Call.also` in it."""
 _RECORDED = (
     *("entitlement", "tasks", "image", "machines", "rru", "per_type", "owners", "members"),
@@ -47,10 +47,10 @@ class Recorder:
         trail: Trail,
         revision_of: RevisionOf,
         routes: Sequence[Route],
-        is_here: Callable[[Call], bool] = lambda _: True,
+        is_local: Callable[[Call], bool] = lambda _: True,
     ) -> None:
-        """`is_here` returns whether this process makes the change, not the process of a shard."""
-        self._is_here = is_here
+        """`is_local` returns whether this process, and not that of a shard, makes the change."""
+        self._is_local = is_local
         self._trail = trail
         self._revision_of = revision_of
         self._routes = {(r.method, r.path): r for r in routes}
@@ -67,23 +67,23 @@ class Recorder:
         before = self._revision_of(kind, name)
         self._begun.add(call.request_id)
         if call.peer.role == "anyone":
-            return await self._for_anyone(replace(entry, before=before), call, handler)
-        if call.route.name in _AT_ONCE and self._is_here(call):
-            return await self._at_once(replace(entry, before=before), call, handler)
+            return await self._record_afterwards(replace(entry, before=before), call, handler)
+        if call.route.name in _ATOMIC and self._is_local(call):
+            return await self._record_atomically(replace(entry, before=before), call, handler)
         entry = await self._trail.begin(replace(entry, before=before))
-        result = await _made(handler(call), entry, self._trail.end)
+        result = await _record_failure(handler(call), entry, self._trail.end)
         after = self._revision_of(kind, name)
-        done = replace(entry, outcome=Outcome.DONE, after=after, also=_changed(result))
+        done = replace(entry, outcome=Outcome.DONE, after=after, also=_changed_machines(result))
         await self._trail.end(done)
         return result
 
-    async def _at_once(self, entry: AuditEntry, call: Call, handler: Handler) -> Any:
-        """Make a change with its entry in one transaction; after a failure write only the entry."""
+    async def _record_atomically(self, entry: AuditEntry, call: Call, handler: Handler) -> Any:
+        """Make a change and its entry in one transaction; if it fails, write only the entry."""
         done = replace(entry, outcome=Outcome.DONE)
-        entry, operations = self._trail.prepared(done)
-        return await _made(handler(call.storing(operations)), entry, self._trail.failed)
+        entry, operations = self._trail.prepare(done)
+        return await _record_failure(handler(call.storing(operations)), entry, self._trail.failed)
 
-    async def _for_anyone(self, entry: AuditEntry, call: Call, handler: Handler) -> Any:
+    async def _record_afterwards(self, entry: AuditEntry, call: Call, handler: Handler) -> Any:
         """Make the change of an unknown caller: a host that joins.
 
         Its entry is written after the change, so that callers without a credential cannot fill the
@@ -101,7 +101,7 @@ class Recorder:
         """Return the middleware that records refused changes with their callers."""
 
         @web.middleware
-        async def watch(request: web.Request, handler: NextHandler) -> web.StreamResponse:
+        async def record_refusals(request: web.Request, handler: NextHandler) -> web.StreamResponse:
             try:
                 return await handler(request)
             except (Forbidden, Unauthenticated) as e:
@@ -113,7 +113,7 @@ class Recorder:
             finally:
                 self._begun.discard(request_id())
 
-        return watch
+        return record_refusals
 
     async def note_refusal(
         self,
@@ -134,7 +134,7 @@ class Recorder:
         await self._trail.refused(replace(entry, outcome=Outcome.REFUSED, reason=str(error)))
 
 
-async def _made(
+async def _record_failure(
     change: Awaitable[Any], entry: AuditEntry, write: Callable[[AuditEntry], Awaitable[None]]
 ) -> Any:
     """Return the result of a change; if it fails, write its entry with the reason."""
@@ -155,7 +155,7 @@ def _failed(entry: AuditEntry, error: TwineError) -> AuditEntry:
 
 
 def caller_of(peer: Peer) -> str:
-    """Return the name of a caller in the audit log: `user:ann`, `local:0`."""
+    """Return the name of a caller in the audit log, such as `user:ann` or `local:0`."""
     named = peer.role in ("user", "host", "component")
     return f"{peer.role}:{principal(peer)}" if named else peer.name
 
@@ -185,7 +185,7 @@ def _object(route: Route, path: Mapping[str, str], body: Any) -> str:
     return route.path.removeprefix("/v1/")
 
 
-def _changed(result: Any) -> list[str]:
+def _changed_machines(result: Any) -> list[str]:
     """Return the machines that an answer lists."""
     machines = getattr(result, "machines", None)
     if not isinstance(machines, list):
@@ -204,7 +204,7 @@ def _detail(body: Any) -> str:
         for name in _recorded_fields(kind):
             value = getattr(part, name)
             if value not in (None, "", [], {}, False):
-                recorded[name] = _short(value)
+                recorded[name] = _shortened(value)
     return ", ".join(f"{name}={value}" for name, value in recorded.items())
 
 
@@ -214,7 +214,7 @@ def _recorded_fields(kind: type) -> tuple[str, ...]:
     return tuple(name for name in _RECORDED if hasattr(kind, name))
 
 
-def _short(value: Any) -> Any:
+def _shortened(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
         plain = msgspec.to_builtins(value)
         return "/".join(f"{k}:{v}" for k, v in plain.items() if v is not None)

@@ -36,18 +36,18 @@ from wire.routes import Route
 from wire.server import Call, make_app
 
 log = logging.getLogger(__name__)
-_OF_HOSTS = frozenset(("join",))
+_HOST_ROUTES = frozenset(("join",))
 """Routes that hosts call without a certificate; the core needs the addresses of the hosts."""
 RELAYED: tuple[Route, ...] = tuple(
     route
     for route in ROUTES
-    if (route.needs or ANYONE in route.roles) and route.name not in _OF_HOSTS
+    if (route.needs or ANYONE in route.roles) and route.name not in _HOST_ROUTES
 )
 """The routes that users and unauthenticated callers may call."""
 _CALL_S, _WAIT_S, _PUSH_S = 30.0, 90.0, 3600.0
 """Timeouts of a usual call, of one that waits for changes, and of a large transfer."""
-_PROBE_S, _PROBE_PATIENCE_S = 0.5, 2.0
-_FOR: ContextVar[Peer] = ContextVar("caller")
+_PROBE_S, _PROBE_TIMEOUT_S = 0.5, 2.0
+_CALLER: ContextVar[Peer] = ContextVar("caller")
 """The caller whose request the present asyncio task forwards."""
 _ACCEPTED: ContextVar[float] = ContextVar("accepted", default=math.inf)
 """When the connection of that caller was accepted, by the time of the event loop."""
@@ -63,7 +63,7 @@ class CoreClient(WireClient):
 
     def __init__(self, url: str, tls: ssl.SSLContext) -> None:
         super().__init__(url, tls, timeout_s=_CALL_S)
-        self.headers = lambda: {CALLER_HEADER: caller_header(_FOR.get())}
+        self.headers = lambda: {CALLER_HEADER: caller_header(_CALLER.get())}
 
 
 class FrontEndRelay:
@@ -72,8 +72,8 @@ class FrontEndRelay:
     def __init__(
         self, cores: Sequence[str], tls: ssl.SSLContext, domain: str, runtime: Runtime
     ) -> None:
-        """Of several cores only the leader listens. No connection is opened yet."""
-        self._runtime, self._resumed_at = runtime, -math.inf
+        """`cores` are URLs; only the leading core listens. No connection is opened yet."""
+        self._runtime, self._paused_until = runtime, -math.inf
         runtime.on_pause(self._note_pause)
         self._cores = [CoreClient(url, tls) for url in cores]
         self._core, self._access = self._cores[0], Access(owner_uid=-1, domain=domain)
@@ -81,7 +81,7 @@ class FrontEndRelay:
 
     def app(self, version: str) -> web.Application:
         """Return the application."""
-        handlers = {route.name: partial(self._passed, route) for route in RELAYED}
+        handlers = {route.name: partial(self._forward, route) for route in RELAYED}
         app = make_app(
             "Twine front end",
             RELAYED,
@@ -90,12 +90,12 @@ class FrontEndRelay:
             version=version,
             metrics=lambda: generate_latest(self._registry),
         )
-        app.on_response_prepare.append(self._close_old)
+        app.on_response_prepare.append(self._close_older)
         return app
 
     def authorize(self, request: web.Request, route: Route) -> Peer:
         """Return the calling user, or raise; hosts and components must call the core."""
-        self._runtime.look_at_clocks()
+        self._runtime.check_clocks()
         _ACCEPTED.set(_accepted_at(request))
         peer = self._access(request, route)
         if peer.role not in ("user", ANYONE):
@@ -106,12 +106,12 @@ class FrontEndRelay:
         return peer
 
     async def follow_core(self) -> None:
-        """Switch to the core that leads, as long as the process runs."""
-        _FOR.set(Peer(name=ANYONE, role=ANYONE))
+        """Switch to the core that leads whenever the present one does not answer, forever."""
+        _CALLER.set(Peer(name=ANYONE, role=ANYONE))
         while True:
-            if not await self._answers(self._core):
+            if not await self._is_answering(self._core):
                 for core in self._cores:
-                    if core is not self._core and await self._answers(core):
+                    if core is not self._core and await self._is_answering(core):
                         log.info("calls another core", extra={"url": core.endpoint})
                         self._core = core
                         break
@@ -126,37 +126,37 @@ class FrontEndRelay:
         """Answer that this process is alive; `readyz` is that of the core."""
         return Liveness(ok=True)
 
-    async def _answers(self, core: CoreClient) -> bool:
+    async def _is_answering(self, core: CoreClient) -> bool:
         try:
-            await core.call(_HEALTH, timeout_s=_PROBE_PATIENCE_S)
+            await core.call(_HEALTH, timeout_s=_PROBE_TIMEOUT_S)
         except TwineError as e:
             log.debug("core does not answer", extra={"url": core.endpoint, "reason": str(e)})
             return False
         return True
 
     def _note_pause(self, _: float) -> None:
-        self._resumed_at = self._runtime.now()
+        self._paused_until = self._runtime.now()
 
     def _check_pause(self) -> None:
         """Raise if this process may have received a change before a pause.
 
-        A connection that is accepted afterwards has a caller that is there: it shook hands.
+        A connection accepted after the pause has a present caller, who took part in its handshake.
         """
-        self._runtime.look_at_clocks()
-        if _ACCEPTED.get() <= self._resumed_at:
+        self._runtime.check_clocks()
+        if _ACCEPTED.get() <= self._paused_until:
             raise Busy(
                 "this front end was paused, and does not pass on changes from before",
                 hint="try again on a new connection; nothing was changed",
             )
 
-    async def _close_old(self, request: web.Request, response: web.StreamResponse) -> None:
+    async def _close_older(self, request: web.Request, response: web.StreamResponse) -> None:
         """Close a connection from before a pause with its answer."""
-        if _accepted_at(request) <= self._resumed_at:
+        if _accepted_at(request) <= self._paused_until:
             response.headers["Connection"] = "close"
             response.force_close()
 
-    async def _passed(self, route: Route, call: Call) -> Any:
-        _FOR.set(call.peer)
+    async def _forward(self, route: Route, call: Call) -> Any:
+        _CALLER.set(call.peer)
         if route.is_change:
             self._check_pause()
         core, parameters = self._core, {**call.path, **call.query}

@@ -1,6 +1,7 @@
-"""Handlers by which operators release what is held back, and the limit on deletions.
+"""Handlers with which operators lift safety measures, and the limit on deletions.
 
-Silent machines without a verdict, limits on destructive operations, and a restored store.
+The measures are silent machines without a verdict, limits on destructive operations, and the wait
+after the store was restored.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 DELETES_PER_S, DELETES_BURST = 0.5, 30
 """Limits on deletions by one user. They stop a program that deletes everything by mistake before a
 user can notice (AV5); manual deletions are far below them."""
-_PEOPLE_MAX = 1000
+_MAX_CALLERS = 1000
 
 
 class SafetyHandlers(PlaneHandlers):
@@ -33,7 +34,7 @@ class SafetyHandlers(PlaneHandlers):
     def __init__(self, plane: ControlPlane) -> None:
         super().__init__(plane)
         self._deletes = plane.limits.of(LimitName.DELETES, DELETES_PER_S, DELETES_BURST)
-        self._of: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     async def held_back_machines(self, _: Call) -> HeldBackMachines:
         """Return the silent machines without a verdict."""
@@ -64,16 +65,16 @@ class SafetyHandlers(PlaneHandlers):
         if self._deletes.is_lifted(now):
             self._deletes.passed += 1
             return
-        bucket = self._of.pop(who, None) or TokenBucket(DELETES_PER_S, DELETES_BURST)
-        self._of[who] = bucket
-        if len(self._of) > _PEOPLE_MAX:
-            self._of.popitem(last=False)
+        bucket = self._buckets.pop(who, None) or TokenBucket(DELETES_PER_S, DELETES_BURST)
+        self._buckets[who] = bucket
+        if len(self._buckets) > _MAX_CALLERS:
+            self._buckets.popitem(last=False)
         wait_s = bucket.take(now)
         if wait_s > 0:
-            why = f"{who} deletes more than {DELETES_BURST} objects at once"
-            self._deletes.hold_back(now, why, 60.0)
+            reason = f"{who} deletes more than {DELETES_BURST} objects at once"
+            self._deletes.hold_back(now, reason, 60.0)
             raise Busy(
-                f"{why}, and then more than {DELETES_PER_S:g} per second: nothing was deleted",
+                f"{reason}, and then more than {DELETES_PER_S:g} per second: nothing was deleted",
                 hint="an operator may lift that: twinectl limit lift deletes --reason …",
             )
         self._deletes.passed += 1

@@ -38,7 +38,7 @@ from wire.tls import CONTROL_PLANE
 
 BEHIND_S = 2.0
 """How long a request waits until this process has read what the core had written."""
-_CORE: ContextVar[str] = ContextVar("core", default="")
+_CORE_LIFE: ContextVar[str] = ContextVar("core", default="")
 """Identifier of the core process that sent the request; empty: a core of an earlier release."""
 
 
@@ -56,7 +56,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
         handlers = {r.name: self.handler(r) for r in SHARD_ROUTES}
         app = make_app("Twine shard", SHARD_ROUTES, handlers, self.authorize, version=version)
         app.middlewares.insert(0, self._metrics.count)
-        app.middlewares.append(self._in_step)
+        app.middlewares.append(self._synchronize)
         return app
 
     async def map_region(self, call: Call) -> RegionMap:
@@ -109,7 +109,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
 
         A core that was paused may forward a request that its client has sent again meanwhile.
         """
-        life, processes = _CORE.get(), self._plane.processes
+        life, processes = _CORE_LIFE.get(), self._plane.processes
         if life and processes is not None and life != processes.core_life():
             raise Busy("this core no longer leads: another one was elected", hint="try again")
 
@@ -126,8 +126,8 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
             shards.of_entitlement(call.body.entitlement)
 
     @web.middleware
-    async def _in_step(self, request: web.Request, handler: NextHandler) -> web.StreamResponse:
-        """Answer once this process has read the core's revision, and send its own revision."""
+    async def _synchronize(self, request: web.Request, handler: NextHandler) -> web.StreamResponse:
+        """Handle a request once this process has read the core's revision; answer with its own."""
         asked = request.headers.get(REVISION_HEADER, "")
         if asked.isdecimal():
             await self.follow(int(asked), request.headers.get(CORE_HEADER, ""))
@@ -141,7 +141,7 @@ class ShardFrontEnd(JobHandlers, IntentHandlers, TaskHandlers, MachineHandlers):
 
         Then it knows the election of that core, so another one that leads is a later one.
         """
-        _CORE.set(core)
+        _CORE_LIFE.set(core)
         if not await self._plane.followed(revision, BEHIND_S):
             raise Busy("this shard is behind the store", hint="try again")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 
 from control_plane.api.duplicates import Duplicate
 from control_plane.api.people import AuditEntry, AuditPage, Outcome
-from control_plane.identity.core.duplicates import words
+from control_plane.identity.core.duplicates import describe_clone
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Entry, Operation, Put, Store
 from wire.errors import Busy, TwineError
@@ -27,11 +26,11 @@ log = logging.getLogger(__name__)
 
 AUDIT = "audit/"
 HEAD = "audit-head"
-"""Key of a recent sequence number, at most about `_HEAD_EVERY` behind the newest one: `load`
-searches for the newest entry from there."""
+"""Key of a recent sequence number, at most about `_HEAD_EVERY` below the newest one. From there
+`load` searches for the newest entry."""
 _HEAD_EVERY = 500
-_GAP = 1000
-_DROPPED = 100
+_SEARCH_FROM = 1000
+_DROP_AT_ONCE = 100
 """Entries that one transaction deletes."""
 KEEP = 100_000
 """Number of kept entries; at some 300 bytes each this is 30 MB."""
@@ -55,7 +54,7 @@ class Query:
     who: str = ""
     object: str = ""
 
-    def suits(self, entry: AuditEntry) -> bool:
+    def matches(self, entry: AuditEntry) -> bool:
         """Return whether an entry is selected; `ann` stands for `user:ann`."""
         if entry.at < self.since:
             return False
@@ -84,7 +83,7 @@ class Trail:
         self._latest = 0.0
         """The latest time of all entries."""
         self._refusals: OrderedDict[str, _Minute] = OrderedDict()
-        self._all = _Minute(0.0)
+        self._refusals_of_all = _Minute(0.0)
         self.lost = 0
         """Outcomes that could not be written: their entries stay `begun`."""
 
@@ -93,14 +92,13 @@ class Trail:
         head = await self._store.get(HEAD)
         self._last = int(head.value) if head is not None else 0
         newest: Entry | None = None
-        async for entry in self._entries(max(0, self._last - _GAP)):
-            self._last = max(self._last, int(entry.key.removeprefix(AUDIT)))
-            newest = entry
-        if newest is not None:
-            with suppress(msgspec.DecodeError):  # a damaged entry
-                self._latest = _latest(_read(newest))
+        async for raw in self._entries(max(0, self._last - _SEARCH_FROM)):
+            self._last = max(self._last, int(raw.key.removeprefix(AUDIT)))
+            newest = raw
+        if newest is not None and (entry := _read(newest)) is not None:
+            self._latest = _latest(entry)
         while True:
-            oldest = (await self._store.list_prefix(AUDIT, "", _DROPPED)).entries
+            oldest = (await self._store.list_prefix(AUDIT, "", _DROP_AT_ONCE)).entries
             old = [e.key for e in oldest if e.key <= _key(self._last - self._keep)]
             if not old:
                 return
@@ -108,7 +106,7 @@ class Trail:
 
     async def begin(self, entry: AuditEntry) -> AuditEntry:
         """Write an entry before the change is made; if that fails, nothing may be changed."""
-        entry, operations = self.prepared(entry)
+        entry, operations = self.prepare(entry)
         try:
             await self._store.txn({}, operations)
         except TwineError as e:
@@ -117,7 +115,7 @@ class Trail:
             ) from e
         return entry
 
-    def prepared(self, entry: AuditEntry) -> tuple[AuditEntry, list[Operation]]:
+    def prepare(self, entry: AuditEntry) -> tuple[AuditEntry, list[Operation]]:
         """Return the next entry of the log, and the operations that write it.
 
         If the change's own transaction contains them, the entry exists exactly if the change does.
@@ -127,7 +125,7 @@ class Trail:
         now, latest = self._runtime.wall(), self._latest
         self._latest = max(now, latest)
         entry = replace(entry, sequence=self._last, at=now, latest=latest if latest > now else 0.0)
-        entry = _bounded(entry)
+        entry = _truncated(entry)
         return entry, self._operations(entry)
 
     def _operations(self, entry: AuditEntry) -> list[Operation]:
@@ -142,12 +140,12 @@ class Trail:
     async def end(self, entry: AuditEntry) -> None:
         """Complete an entry; if that fails it stays `begun`, and the answer is still sent."""
         await self._complete(
-            entry, [Put(_key(entry.sequence), msgspec.json.encode(_bounded(entry)))]
+            entry, [Put(_key(entry.sequence), msgspec.json.encode(_truncated(entry)))]
         )
 
     async def failed(self, entry: AuditEntry) -> None:
         """Write a prepared entry whose change was not made."""
-        await self._complete(entry, self._operations(_bounded(entry)))
+        await self._complete(entry, self._operations(_truncated(entry)))
 
     async def _complete(self, entry: AuditEntry, operations: list[Operation]) -> None:
         try:
@@ -160,16 +158,16 @@ class Trail:
     async def refused(self, entry: AuditEntry) -> None:
         """Record a refused or failed attempt, unless there were too many recently."""
         key = entry.caller if entry.caller != "anyone" else entry.address
-        mine = self._minute(key)
+        own = self._refusals_of(key)
         now = self._runtime.now()
-        if now - self._all.began >= 60.0:
-            self._all = _Minute(now)
-        if mine.written >= REFUSALS_PER_MINUTE or self._all.written >= REFUSALS_IN_ALL:
-            mine.suppressed += 1
+        if now - self._refusals_of_all.began >= 60.0:
+            self._refusals_of_all = _Minute(now)
+        if own.written >= REFUSALS_PER_MINUTE or self._refusals_of_all.written >= REFUSALS_IN_ALL:
+            own.suppressed += 1
             return
-        mine.written += 1
-        self._all.written += 1
-        suppressed, mine.suppressed = mine.suppressed, 0
+        own.written += 1
+        self._refusals_of_all.written += 1
+        suppressed, own.suppressed = own.suppressed, 0
         try:
             await self.begin(replace(entry, suppressed=suppressed))
         except Busy as e:
@@ -187,7 +185,7 @@ class Trail:
             action="duplicate_identity",
             object=f"machine/{found.machine}",
             outcome=Outcome.REFUSED,
-            reason=words(found),
+            reason=describe_clone(found),
         )
         try:
             await self.begin(entry)
@@ -205,18 +203,18 @@ class Trail:
             listed = await self._store.list_prefix(AUDIT, _key(low), top - low)
             for raw in reversed(listed.entries):
                 entry = _read(raw)
-                if entry.sequence > top:
+                if entry is None or entry.sequence > top:
                     continue
                 if _latest(entry) < query.since:
                     return AuditPage(entries=found)
-                if query.suits(entry):
+                if query.matches(entry):
                     found.append(entry)
                     if len(found) >= query.limit:
                         return AuditPage(entries=found, next=entry.sequence)
             top = low
         return AuditPage(entries=found, next=top + 1 if top else 0)
 
-    def _minute(self, caller: str) -> _Minute:
+    def _refusals_of(self, caller: str) -> _Minute:
         now = self._runtime.now()
         known = self._refusals.get(caller)
         if known is None or now - known.began >= 60.0:
@@ -247,16 +245,21 @@ def _latest(entry: AuditEntry) -> float:
     return max(entry.at, entry.latest)
 
 
-def _read(raw: Entry) -> AuditEntry:
-    """Return an entry; one that was stored with its change has the same revision."""
-    entry = msgspec.json.decode(raw.value, type=AuditEntry)
+def _read(raw: Entry) -> AuditEntry | None:
+    """Return an entry; None if it is damaged. One stored with its change has the same revision."""
+    try:
+        entry = msgspec.json.decode(raw.value, type=AuditEntry)
+    except msgspec.DecodeError as e:
+        fields = {"entry": raw.key, "reason": str(e)}
+        log.warning("an entry of the audit log is damaged and left out", extra=fields)
+        return None
     is_with_change = entry.outcome is Outcome.DONE and entry.before is not None
     if is_with_change and entry.after is None:
         return replace(entry, after=raw.revision)
     return entry
 
 
-def _bounded(entry: AuditEntry) -> AuditEntry:
+def _truncated(entry: AuditEntry) -> AuditEntry:
     return replace(
         entry,
         object=entry.object[:_MAX_TEXT],

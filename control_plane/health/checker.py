@@ -239,7 +239,7 @@ class HealthChecker:
 
     async def _check_due(self) -> None:
         """Check all machines whose deadline has come."""
-        self._runtime.look_at_clocks()  # finds own pauses before any verdict
+        self._runtime.check_clocks()  # finds own pauses before any verdict
         due, checked = list[Watch](), 0
         while self._next_slot <= self._runtime.now() / TICK_S:
             slot, self._next_slot = self._next_slot, self._next_slot + 1

@@ -1,9 +1,8 @@
 """The cluster's certificate authority, and the control plane's own identity issued by it.
 
-Root keys are in one file (0600); `rotation` replaces roots. An invalid leaf is revoked
-(`people.py`), which each request and each call checks. The identity of a leaf is the URI of its
-subject alternative name (`wire.peers`); only the public key of a certificate request is used, all
-else in it is ignored.
+Root keys are in one file (0600); `rotation` replaces roots. Leaf certificates can be revoked
+(`people.py`); each request and each call checks that. The identity of a leaf is the URI of its
+subject alternative name (`wire.peers`). Of a certificate request only the public key is used.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from control_plane.identity.core.certificates import (
     SKEW_S,
-    begun,
+    certificate_builder,
     common_name,
-    key_text,
+    key_pem,
     key_usage,
     root_name,
 )
-from control_plane.identity.core.roots import Roots, made, parsed, text_of
-from control_plane.identity.held import HeldCredential
+from control_plane.identity.core.roots import Roots, new_root, parse_roots, roots_file
+from control_plane.identity.own_credential import HeldCredential
 from wire import durable
 from wire.certificates import ends_at
 from wire.errors import ConfigError, InvalidInput
@@ -48,15 +47,15 @@ Disconnect = Callable[[str], Awaitable[None]]
 """Closes the connections to a machine's agent."""
 
 LEAF_LIFE_S = 45 * 86_400.0
-"""Of hosts: a control plane may be away for a month and no host joins again (docs/adr/0037)."""
+"""Of hosts: after a month without a control plane no host has to join again (docs/adr/0037)."""
 OWN_LIFE_S = 86_400.0
 TASK_LIFE_S = 86_400.0
-"""Of tasks: their peers check no revocation list (docs/adr/0105)."""
+"""Of tasks. It is short because their peers check no revocations (docs/adr/0105)."""
 WARN_S = 7 * 86_400.0
-"""Hosts renew each day: one with a week left has failed to for a month."""
+"""Hosts renew each day, so a certificate with a week left was not renewed for a month."""
 MAX_REQUEST_CHARS = 16_384
 RENEW_FROM, RENEW_TO = 0.5, 0.66
-_LOOK_S = 60.0
+_CHECK_S = 60.0
 _USER = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
@@ -156,7 +155,7 @@ class CertificateAuthority:
         subject: CertificateSubject | TaskSubject,
         life_s: float | None = None,
     ) -> Leaf:
-        """Return a certificate that binds this key to this subject."""
+        """Return a certificate that binds a key to a subject."""
         now = self._clock()
         root = self.roots.active
         not_after = min(now + (life_s or self.leaf_life_s), root.ends_at)
@@ -167,19 +166,21 @@ class CertificateAuthority:
         assert isinstance(root_key, ec.EllipticCurvePublicKey)
         assert root.key is not None
         name = common_name(subject.common_name)
-        unsigned = (
-            begun(name, root.certificate.subject, now - SKEW_S, not_after)
+        builder = (
+            certificate_builder(name, root.certificate.subject, now - SKEW_S, not_after)
             .public_key(public_key)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(key_usage(sign_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-            .add_extension(x509.SubjectAlternativeName(self._names(subject)), critical=False)
+            .add_extension(
+                x509.SubjectAlternativeName(self._subject_names(subject)), critical=False
+            )
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(root_key), critical=False
             )
         )
-        leaf = unsigned.sign(root.key, hashes.SHA256())
+        leaf = builder.sign(root.key, hashes.SHA256())
         pem = leaf.public_bytes(serialization.Encoding.PEM).decode()
         fields = {"subject": subject.common_name, "serial": leaf.serial_number}
         log.info("certificate issued", extra=fields)
@@ -194,7 +195,7 @@ class CertificateAuthority:
         return Credential(
             name=subject.name,
             url=url,
-            key_pem=key_text(key).decode(),
+            key_pem=key_pem(key).decode(),
             certificate_pem=leaf.pem,
             ca_pem=self.ca_pem,
             issued_at=self._clock(),
@@ -203,10 +204,10 @@ class CertificateAuthority:
         )
 
     def identity_of(self, subject: CertificateSubject | TaskSubject) -> str:
-        """Return the one name in a certificate that identifies its holder."""
+        """Return the URI in a certificate that identifies its holder."""
         return f"spiffe://{self.cluster}/{subject.path}"
 
-    def _names(self, subject: CertificateSubject | TaskSubject) -> list[x509.GeneralName]:
+    def _subject_names(self, subject: CertificateSubject | TaskSubject) -> list[x509.GeneralName]:
         uri = self.identity_of(subject)
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
         for host in dict.fromkeys(subject.hosts):
@@ -225,21 +226,21 @@ def open_authority(
     task_leaf_life_s: float = TASK_LIFE_S,
     clock: Clock = time.time,
 ) -> CertificateAuthority:
-    """Return the authority of this file; makes it if there is none.
+    """Return the authority of a file, after creating it if there is none.
 
     Losing the file means that every host joins again; a damaged one is never replaced.
     """
     if not path.exists():
-        durable.write(path, text_of(Roots(made(cluster, clock()))))
+        durable.write(path, roots_file(Roots(new_root(cluster, clock()))))
         log.info("certificate authority created", extra={"cluster": cluster})
     try:
-        roots = parsed(path.read_bytes())
+        roots = parse_roots(path.read_bytes())
         path.chmod(0o600)
     except LookupError as e:
         raise ConfigError(f"key and certificate in {path} do not match") from e
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as e:
         raise ConfigError(
-            f"cannot use the authority in {path}: {_why_not(e)}",
+            f"cannot use the authority in {path}: {_unusable_reason(e)}",
             hint="restore the file from a backup; if there is no backup: twine-control-plane "
             "new-authority, then let each host join again (docs/security.md)",
         ) from e
@@ -254,7 +255,7 @@ def open_authority(
     return CertificateAuthority(roots, cluster, **lives, clock=clock)
 
 
-def _why_not(error: Exception) -> str:
+def _unusable_reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or "it cannot be read"
     return "it holds no elliptic-curve key and certificate in PEM form, or they are damaged"
@@ -285,7 +286,7 @@ def check_host(host: str) -> None:
 
 
 def public_key_of(csr_pem: str) -> ec.EllipticCurvePublicKey:
-    """Return the key of a certificate request whose sender proved to hold it.
+    """Return the public key of a certificate request, or raise if the sender does not hold the key.
 
     P-256 and P-384 are accepted (the curves that every TLS library has); all else in the request,
     names and extensions included, is ignored.
@@ -328,9 +329,9 @@ class OwnIdentity(HeldCredential):
         soon = self._clock() + WARN_S
         return sorted(machine for machine, ends in self.ends.items() if ends < soon)
 
-    def _judge(self, certificate: Mapping[str, Any]) -> None:
+    def _check_agent(self, certificate: Mapping[str, Any]) -> None:
         """Refuse an agent whose identity was revoked, and log a certificate that ends soon."""
-        super()._judge(certificate)
+        super()._check_agent(certificate)
         machine, ends = principal(peer_of(certificate)), ends_at(certificate)
         if ends < self._clock() + WARN_S and self.ends.get(machine) != ends:
             fields = {"machine": machine, "ends_in_s": round(ends - self._clock())}
@@ -339,7 +340,7 @@ class OwnIdentity(HeldCredential):
 
     @property
     def not_after(self) -> float:
-        """End of the certificate that is in force."""
+        """Return the end of the present certificate, in seconds since 1970."""
         return self._held.not_after
 
     def renew(self) -> None:
@@ -348,26 +349,26 @@ class OwnIdentity(HeldCredential):
         log.info("own certificate renewed", extra={"not_after": self._held.not_after})
 
     async def renew_forever(self) -> None:
-        """Renew in time, for as long as the process runs."""
+        """Renew at a random moment between half and two thirds of each life, forever."""
         while True:
             held = self._held
             share = random.uniform(RENEW_FROM, RENEW_TO)
             due = held.issued_at + (held.not_after - held.issued_at) * share
             left_s = due - self._clock()
             while left_s > 0:
-                await asyncio.sleep(min(left_s, _LOOK_S))
+                await asyncio.sleep(min(left_s, _CHECK_S))
                 left_s = due - self._clock()
             self.renew()
 
     async def end_connections_forever(
-        self, disconnect: Disconnect, look_s: float = _LOOK_S
+        self, disconnect: Disconnect, check_s: float = _CHECK_S
     ) -> None:
         """End connections to agents whose certificates have expired.
 
         Our own agents close such connections; a program that uses a host's key does not.
         """
         while True:
-            await asyncio.sleep(look_s)
+            await asyncio.sleep(check_s)
             now = self._clock()
             for machine in [name for name, ends in self.ends.items() if ends <= now]:
                 await disconnect(machine)

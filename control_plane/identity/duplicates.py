@@ -17,12 +17,12 @@ from control_plane.api.duplicates import Duplicate, Duplicates
 from control_plane.identity.core.duplicates import (
     CloneFinding,
     Round,
-    found,
-    is_second,
-    stays_second,
-    words,
+    describe_clone,
+    finding_of,
+    is_clone,
+    is_still_clone,
 )
-from control_plane.identity.stored import readable
+from control_plane.identity.stored import decode_if_intact
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Operation, Put, Store
 from wire.errors import Busy, NotFound, TwineError, Unreachable
@@ -30,19 +30,19 @@ from wire.errors import Busy, NotFound, TwineError, Unreachable
 log = logging.getLogger(__name__)
 
 DUPLICATES = "duplicates/"
-LOOK_S = 4.0
-"""How long the process at a machine's address may take; an agent's first start waits 10."""
-LOOKS = 32
-"""Concurrent checks: hosts that all start together wait for each other instead of flooding."""
+ANSWER_S = 4.0
+"""Time limit of the process at a machine's address; an agent's first start waits for 10 s."""
+MAX_CHECKS = 32
+"""Concurrent checks: if all hosts start together, their checks wait for one another."""
 _BOOTS = 8
-"""Remembered of a machine."""
+"""Boots of a machine that are remembered."""
 
 
-async def _no_answer(_machine: str) -> Presence:
+async def _ask_no_host(_machine: str) -> Presence:
     raise Unreachable("no host is asked")
 
 
-async def _nothing(_: object) -> None:
+async def _do_nothing(_: object) -> None:
     return None
 
 
@@ -55,52 +55,52 @@ class DuplicateHosts:
         """By machine: the last found clone."""
         self._doubted: dict[str, str] = {}
         self._boots: dict[str, list[str]] = {}
-        self._looking: set[str] = set()
-        self._places = asyncio.Semaphore(LOOKS)
-        self.ask: Callable[[str], Awaitable[Presence]] = _no_answer
+        self._checking: set[str] = set()
+        self._slots = asyncio.Semaphore(MAX_CHECKS)
+        self.ask: Callable[[str], Awaitable[Presence]] = _ask_no_host
         """Asks the process at a machine's address for its mark, on a new connection."""
-        self.audit: Callable[[Duplicate], Awaitable[None]] = _nothing
+        self.audit: Callable[[Duplicate], Awaitable[None]] = _do_nothing
         """Records a finding in the audit log."""
-        self.disconnect: Callable[[str], Awaitable[None]] = _nothing
+        self.disconnect: Callable[[str], Awaitable[None]] = _do_nothing
         """Closes the connections to a machine's address."""
 
     async def load(self) -> None:
         """Read the stored findings; an unreadable one is found again."""
         for entry in (await self._store.list_prefix(DUPLICATES)).entries:
             machine = entry.key.removeprefix(DUPLICATES)
-            if (known := readable(entry, Duplicate)) is not None:
+            if (known := decode_if_intact(entry, Duplicate)) is not None:
                 self.known[machine] = known
 
     def all(self) -> Duplicates:
-        """Return all findings that are not forgotten."""
+        """Return the clones that were found and not forgotten."""
         return Duplicates(duplicates=[self.known[name] for name in sorted(self.known)])
 
-    def is_second(self, machine: str, boot_id: str) -> bool:
+    def is_clone(self, machine: str, boot_id: str) -> bool:
         """Return whether the host of this boot has the identity of another one."""
-        return is_second(self.known.get(machine), boot_id)
+        return is_clone(self.known.get(machine), boot_id)
 
-    def words(self, machine: str) -> str:
+    def problem(self, machine: str) -> str:
         """Return the problem with a machine's identity; empty: none."""
-        return words(self.known[machine]) if machine in self.known else ""
+        return describe_clone(self.known[machine]) if machine in self.known else ""
 
     async def check(self, machine: str, caller: Presence, address: str) -> PresenceAnswer:
         """Return whether a host is the only one with its identity.
 
         Raises `Busy` while another process asks for the same machine.
         """
-        if self.is_second(machine, caller.boot_id):
-            return self._second(machine)
-        if machine in self._looking:
+        if self.is_clone(machine, caller.boot_id):
+            return self._clone_answer(machine)
+        if machine in self._checking:
             raise Busy(f"machine {machine} is being checked already; try again")
-        self._looking.add(machine)
+        self._checking.add(machine)
         try:
-            async with self._places:
-                there = await self._look(machine)
+            async with self._slots:
+                answered = await self._ask_address(machine)
             boots = self._boots.setdefault(machine, [])
-            one = Round(caller, there, self._doubted.get(machine, ""), boots)
-            return await self._conclude(machine, one, address)
+            check = Round(caller, answered, self._doubted.get(machine, ""), boots)
+            return await self._conclude(machine, check, address)
         finally:
-            self._looking.discard(machine)
+            self._checking.discard(machine)
 
     async def forget(self, machine: str) -> None:
         """Check a machine's hosts again: one of them is gone, or has joined again.
@@ -120,38 +120,39 @@ class DuplicateHosts:
         if machine in self.known:
             await self.forget(machine)
 
-    async def _look(self, machine: str) -> Presence | None:
+    async def _ask_address(self, machine: str) -> Presence | None:
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(ANSWER_S):
                 return await self.ask(machine)
         except (TwineError, TimeoutError) as e:
             log.debug("no answer to compare", extra={"machine": machine, "reason": str(e)})
             return None
 
-    async def _conclude(self, machine: str, one: Round, address: str) -> PresenceAnswer:
-        finding = found(one)
+    async def _conclude(self, machine: str, check: Round, address: str) -> PresenceAnswer:
+        """Store the finding of a round, and return the answer to the caller."""
+        finding, caller = finding_of(check), check.caller
         if finding is CloneFinding.DOUBT:
-            self._doubted[machine] = one.caller.mark
+            self._doubted[machine] = caller.mark
             return PresenceAnswer(verdict=Verdict.AGAIN)
-        if one.doubted == one.caller.mark:
+        if check.doubted == caller.mark:
             self._doubted.pop(machine, None)
-        if finding is CloneFinding.NOTHING and stays_second(
-            self.known.get(machine), one.caller.boot_id
-        ):
-            return self._second(machine)
-        if finding is CloneFinding.ALONE and one.caller.boot_id not in one.boots:
-            self._boots[machine] = [*one.boots, one.caller.boot_id][-_BOOTS:]
-        if finding is CloneFinding.CALLER_SECOND:
-            assert one.there is not None
-            await self._found(machine, one.caller.boot_id, address, one.there.boot_id)
-            return self._second(machine)
-        if finding is CloneFinding.CALLER_FIRST:
-            assert one.there is not None
-            await self._found(machine, one.there.boot_id, "at its address", one.caller.boot_id)
+        known = self.known.get(machine)
+        if finding is CloneFinding.NOTHING and is_still_clone(known, caller.boot_id):
+            return self._clone_answer(machine)
+        if finding is CloneFinding.ALONE and caller.boot_id not in check.boots:
+            self._boots[machine] = [*check.boots, caller.boot_id][-_BOOTS:]
+        if finding is CloneFinding.CALLER_IS_CLONE:
+            assert check.answered is not None
+            await self._record_clone(machine, caller.boot_id, address, check.answered.boot_id)
+            return self._clone_answer(machine)
+        if finding is CloneFinding.OTHER_IS_CLONE:
+            assert check.answered is not None
+            other = check.answered.boot_id
+            await self._record_clone(machine, other, "at its address", caller.boot_id)
             await self.disconnect(machine)
         return PresenceAnswer(verdict=Verdict.ALONE)
 
-    async def _found(self, machine: str, boot_id: str, address: str, other: str) -> None:
+    async def _record_clone(self, machine: str, boot_id: str, address: str, other: str) -> None:
         before = self.known.get(machine)
         duplicate = Duplicate(
             machine=machine,
@@ -163,12 +164,12 @@ class DuplicateHosts:
         if before is not None and (before.boot_id, before.other_boot_id) == (boot_id, other):
             return
         await self._write(machine, duplicate)
-        fields = {"machine": machine, "reason": words(duplicate)}
+        fields = {"machine": machine, "reason": describe_clone(duplicate)}
         log.error("two hosts have one identity", extra=fields)
         await self.audit(duplicate)
 
-    def _second(self, machine: str) -> PresenceAnswer:
-        return PresenceAnswer(verdict=Verdict.SECOND, detail=self.words(machine))
+    def _clone_answer(self, machine: str) -> PresenceAnswer:
+        return PresenceAnswer(verdict=Verdict.SECOND, detail=self.problem(machine))
 
     async def _write(self, machine: str, duplicate: Duplicate | None) -> None:
         key = DUPLICATES + machine

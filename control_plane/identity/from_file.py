@@ -11,7 +11,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from control_plane.identity.held import HeldCredential
+from control_plane.identity.own_credential import HeldCredential
 from control_plane.identity.people import People
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import KeyChange, Store
@@ -20,7 +20,7 @@ from wire import tls
 from wire.errors import ConfigError, TwineError
 
 log = logging.getLogger(__name__)
-_LOOK_S = 30.0
+_CHECK_S = 30.0
 """Interval between two checks of the file."""
 
 
@@ -43,10 +43,10 @@ class FileIdentity(HeldCredential):
             lambda held: tls.client_context(held, tls.CONTROL_PLANE), self._held
         )
 
-    async def follow_forever(self) -> None:
-        """Load each new credential of the file, for as long as the process runs."""
+    async def reload_forever(self) -> None:
+        """Load each new credential of the file, forever."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
             try:
                 held = await asyncio.to_thread(self._read)
             except TwineError as e:
@@ -70,7 +70,6 @@ class RevokedHosts:
     """The revoked identities, as the core writes them (`runtime.following`)."""
 
     def __init__(self, store: Store, runtime: Runtime) -> None:
-        """Read nothing yet."""
         self.people = People(store, runtime)
         self.is_followed = False
 
@@ -79,12 +78,12 @@ class RevokedHosts:
         return key.startswith(REVOKED)
 
     async def follow(self, _: KeyChange) -> None:
-        """Read all again: there are few."""
+        """Read all revocations again: there are few."""
         await self.people.load()
 
     async def complete(self) -> None:
-        """Do nothing: all was read."""
+        """Do nothing: `follow` has read everything."""
 
     async def list_again(self) -> None:
-        """Read all again."""
+        """Read all revocations again."""
         await self.people.load()

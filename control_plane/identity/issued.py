@@ -14,19 +14,19 @@ from control_plane.api.people import IssuedCredential, Revocation, Users, UserVi
 from wire import durable
 
 FOLDER = "credentials"
-_MAX = 100_000
+_MAX_FILES = 100_000
 
 
-def note(folder: Path, issued: IssuedCredential) -> None:
-    """Record a credential."""
+def record_issued(folder: Path, issued: IssuedCredential) -> None:
+    """Write the record of a credential."""
     name = f"{issued.role}-{issued.name}@{issued.issued_at:.6f}.json"
     durable.write(folder / name, msgspec.json.encode(issued))
 
 
-def read(folder: Path, now: float) -> list[IssuedCredential]:
+def read_issued(folder: Path, now: float) -> list[IssuedCredential]:
     """Return the unexpired credentials, and delete the records of expired ones."""
     found: list[IssuedCredential] = []
-    for path in sorted(folder.glob("*.json"))[:_MAX]:
+    for path in sorted(folder.glob("*.json"))[:_MAX_FILES]:
         try:
             issued = msgspec.json.decode(path.read_bytes(), type=IssuedCredential)
         except (OSError, msgspec.DecodeError):
@@ -38,18 +38,18 @@ def read(folder: Path, now: float) -> list[IssuedCredential]:
     return found
 
 
-def users(issued: list[IssuedCredential], revoked: list[Revocation]) -> Users:
+def users_of(issued: list[IssuedCredential], revoked: list[Revocation]) -> Users:
     """Return the users of these credentials and revocations, by name."""
     views: dict[str, UserView] = {}
-    for one in (found for found in issued if found.role == "user"):
-        known = views.get(one.name, UserView(name=one.name))
-        views[one.name] = msgspec.structs.replace(
+    for credential in (found for found in issued if found.role == "user"):
+        known = views.get(credential.name, UserView(name=credential.name))
+        views[credential.name] = msgspec.structs.replace(
             known,
-            issued_at=max(one.issued_at, known.issued_at or 0.0),
-            not_after=max(one.not_after, known.not_after or 0.0),
+            issued_at=max(credential.issued_at, known.issued_at or 0.0),
+            not_after=max(credential.not_after, known.not_after or 0.0),
         )
-    for gone in revoked:
-        if gone.role == "user":
-            known = views.get(gone.name, UserView(name=gone.name))
-            views[gone.name] = msgspec.structs.replace(known, revoked_at=gone.at)
+    for revocation in revoked:
+        if revocation.role == "user":
+            known = views.get(revocation.name, UserView(name=revocation.name))
+            views[revocation.name] = msgspec.structs.replace(known, revoked_at=revocation.at)
     return Users(users=[views[name] for name in sorted(views)])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from control_plane.api.people import (
     Role,
 )
 from control_plane.identity.core.certificates import SKEW_S
-from control_plane.identity.core.standing import Caller
+from control_plane.identity.core.permissions import Caller
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Delete, Operation, Put, Store
 from control_plane.store.records import GROUPS, HOST_ADMINS, OPERATORS, REVOKED, decode
@@ -40,10 +41,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 MAX_GROUPS = MAX_GRANTS = 1000
 MAX_CALLERS = 4096
 """Users whose groups and grants are cached."""
-_GRANTED = {Role.OPERATOR: OPERATORS, Role.HOST_ADMIN: HOST_ADMINS}
+_GRANT_PREFIXES = {Role.OPERATOR: OPERATORS, Role.HOST_ADMIN: HOST_ADMINS}
 """Role that can be granted → where its grants are."""
-_KINDS = {"group": GROUPS, "operator": OPERATORS, "host-admin": HOST_ADMINS}
-KINDS = frozenset(_KINDS)
+_PREFIXES = {"group": GROUPS, "operator": OPERATORS, "host-admin": HOST_ADMINS}
+KINDS = frozenset(_PREFIXES)
 """The audit log's names of these kinds of objects."""
 
 
@@ -57,35 +58,49 @@ class People:
         operators: Sequence[str] = (),
         approvers: Sequence[str] = (),
     ) -> None:
-        """Take the configured roles; read nothing yet."""
+        """`operators` and `approvers` have their roles by the configuration."""
         self._store = store
         self._runtime = runtime
         self._operators = tuple(operators)
         self._approvers = frozenset(approvers)
         self._groups: dict[str, Group] = {}
-        self._grants: dict[Role, dict[str, Grant]] = {role: {} for role in _GRANTED}
+        self._grants: dict[Role, dict[str, Grant]] = {role: {} for role in _GRANT_PREFIXES}
         self._revisions: dict[str, int] = {}
         self._revoked: dict[str, Revocation] = {}
         """By the last two parts of the identity: `user/ann`, `host/vm1`."""
         self._callers: dict[str, Caller] = {}
-        """What `user` returned, until a group or a grant changes."""
+        """Cached answers of `user`, until a group or a grant changes."""
         self._lock = asyncio.Lock()
+        self._is_doubtful = False
+        """Whether the last write failed or has an unknown outcome: all is read again first."""
 
     async def load(self) -> None:
         """Read everything."""
+        self._revisions.clear()
+        self._groups = await self._read(GROUPS, Group)
+        for role, prefix in _GRANT_PREFIXES.items():
+            self._grants[role] = await self._read(prefix, Grant)
+        self._revoked = await self._read(REVOKED, Revocation)
         self._callers.clear()
-        await self._load(GROUPS, Group, self._groups)
-        for role, prefix in _GRANTED.items():
-            await self._load(prefix, Grant, self._grants[role])
-        await self._load(REVOKED, Revocation, self._revoked)
 
-    async def _load(self, prefix: str, kind: type[T], known: dict[str, T]) -> None:
+    async def _read(self, prefix: str, kind: type[T]) -> dict[str, T]:
+        found: dict[str, T] = {}
         for entry in (await self._store.list_prefix(prefix)).entries:
-            known[entry.key.removeprefix(prefix)] = decode(entry.value, kind, entry.key)
+            found[entry.key.removeprefix(prefix)] = decode(entry.value, kind, entry.key)
             self._revisions[entry.key] = entry.revision
+        return found
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """Hold the lock of all changes; what is in memory is what the store has."""
+        async with self._lock:
+            if self._is_doubtful:
+                await self.load()
+                self._is_doubtful = False
+            yield
 
     def is_void(self, name: str, valid_from: float) -> bool:
-        """Return whether a certificate was revoked, by its identity and when it began."""
+        """Return whether a certificate was revoked, by its identity and start of validity."""
         found = self._revoked.get("/".join(name.split("/")[-2:])) if self._revoked else None
         return found is not None and int(valid_from + SKEW_S) <= int(found.at)
 
@@ -108,7 +123,7 @@ class People:
         are void, too.
         """
         key = f"{role}/{name}"
-        async with self._lock:
+        async with self._changing():
             revocation = Revocation(role=role, name=name, at=self._runtime.wall(), by=by)
             await self._write(REVOKED + key, msgspec.json.encode(revocation))
             self._revoked[key] = revocation
@@ -121,10 +136,10 @@ class People:
         if known is None:
             if len(self._callers) >= MAX_CALLERS:
                 self._callers.clear()
-            known = self._callers[name] = self._look_up(name)
+            known = self._callers[name] = self._resolve(name)
         return known
 
-    def _look_up(self, name: str) -> Caller:
+    def _resolve(self, name: str) -> Caller:
         groups = frozenset(g.name for g in self._groups.values() if name in g.members)
         caller = Caller(name, groups=groups, is_approver=name in self._approvers)
         if caller.is_among(self._grants[Role.HOST_ADMIN]):
@@ -145,18 +160,18 @@ class People:
     def revision(self, key: str) -> int:
         """Return the revision of `group/NAME`, `operator/WHO`, …; 0: there is none."""
         kind, _, name = key.partition("/")
-        return self._revisions.get(_KINDS[kind] + name, 0)
+        return self._revisions.get(_PREFIXES[kind] + name, 0)
 
-    def unknown(self, principals: Collection[str]) -> list[str]:
-        """Return the unknown groups among them; any user name is allowed."""
+    def unknown_groups(self, principals: Collection[str]) -> list[str]:
+        """Return the groups among principals that do not exist; any user name is allowed."""
         groups = [p.removeprefix("group:") for p in principals if p.startswith("group:")]
         return [name for name in groups if name not in self._groups]
 
     async def put_group(self, name: str, spec: GroupSpec) -> Group:
         """Create a group, or replace its members."""
-        _check(name, Group, {"name": name})
+        _check_name(name, Group, {"name": name})
         group = Group(name=name, members=sorted(set(spec.members)))
-        async with self._lock:
+        async with self._changing():
             if name not in self._groups and len(self._groups) >= MAX_GROUPS:
                 raise Conflict(
                     (f"the maximum of {MAX_GROUPS} groups exists already"), hint="remove one"
@@ -169,7 +184,7 @@ class People:
 
     async def delete_group(self, name: str) -> None:
         """Remove a group; entitlements may still name it, which then has no effect."""
-        async with self._lock:
+        async with self._changing():
             if name not in self._groups:
                 raise NotFound(f"there is no group {name!r}", hint="twinectl group list")
             await self._write(GROUPS + name, None)
@@ -178,11 +193,11 @@ class People:
 
     async def grant(self, who: str, by: str, role: Role = Role.OPERATOR) -> Grant:
         """Make a user an operator, or a host admin."""
-        grants = self._grants[role]
-        _check(who, Principal, who)
-        if missing := self.unknown([who]):
+        _check_name(who, Principal, who)
+        if missing := self.unknown_groups([who]):
             raise NotFound(f"there is no group {missing[0]!r}", hint="twinectl group set NAME …")
-        async with self._lock:
+        async with self._changing():
+            grants = self._grants[role]
             known = grants.get(who)
             if known is not None:
                 return known
@@ -192,7 +207,7 @@ class People:
                     hint="grant the role to a group",
                 )
             grant = Grant(who=who, role=role, at=self._runtime.wall(), by=by)
-            await self._write(_GRANTED[role] + who, msgspec.json.encode(grant))
+            await self._write(_GRANT_PREFIXES[role] + who, msgspec.json.encode(grant))
             grants[who] = grant
             self._callers.clear()
         log.warning("a role was granted", extra={"role": role, "who": who, "by": by})
@@ -200,8 +215,8 @@ class People:
 
     async def revoke(self, who: str, role: Role = Role.OPERATOR) -> None:
         """Take a role from a user, from the next request on."""
-        grants = self._grants[role]
-        async with self._lock:
+        async with self._changing():
+            grants = self._grants[role]
             if role is Role.OPERATOR and who in self._operators and who not in grants:
                 raise Conflict(
                     f"{who} is an operator by the configuration",
@@ -209,7 +224,7 @@ class People:
                 )
             if who not in grants:
                 raise NotFound(f"{who!r} does not have the role {role}", hint="twinectl role list")
-            await self._write(_GRANTED[role] + who, None)
+            await self._write(_GRANT_PREFIXES[role] + who, None)
             del grants[who]
             self._callers.clear()
         log.warning("a role was revoked", extra={"role": role, "who": who})
@@ -217,13 +232,15 @@ class People:
     async def _write(self, key: str, value: bytes | None) -> None:
         """Write one key at the revision that was read; under the lock."""
         operation: Operation = Delete(key) if value is None else Put(key, value)
+        self._is_doubtful = True
         revision = await self._store.txn({key: self._revisions.get(key, 0)}, [operation])
+        self._is_doubtful = False
         if value is None:
             self._revisions.pop(key, None)
         else:
             self._revisions[key] = revision
 
 
-def _check(name: str, kind: Any, value: Any) -> None:
+def _check_name(name: str, kind: Any, value: Any) -> None:
     if found := violations(value, kind):
         raise InvalidInput(f"{name!r} cannot be used: {found[0].reason}", errors=tuple(found))

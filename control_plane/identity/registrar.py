@@ -1,8 +1,8 @@
 """How hosts become machines of the region: one-time tokens, joining, renewal.
 
-A token is made for one host name and one use. It is burned, by compare-and-set in the store,
-before the certificate is issued: two requests with one token can never both succeed, and a
-crash in between costs a token, never a second certificate.
+A token is made for one host name and one use. It is marked as used, by compare-and-set in the
+store, before the certificate is issued. So two requests with one token can never both succeed, and
+a crash in between costs a token, never a second certificate.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from control_plane.identity.authority import (
 )
 from control_plane.identity.duplicates import DuplicateHosts
 from control_plane.identity.rotation import Rotation
-from control_plane.identity.stored import delete_all, readable
+from control_plane.identity.stored import decode_if_intact, delete_all
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Entry, Put, Store
 from wire.errors import Busy, Conflict, FieldError, Forbidden, InvalidInput, NotFound
@@ -46,9 +46,9 @@ TOKENS = "join-tokens/"
 TTL_MIN_S, TTL_MAX_S = 1.0, 7 * 86_400.0
 MAX_FAILURES = 5
 WINDOW_S = 60.0
-_REMEMBERED_PEERS = 10_000
-_TIDY_S = 600.0
-_KEEP_S = 86_400.0
+_MAX_NETWORKS = 10_000
+_CLEANUP_S = 600.0
+_KEEP_EXPIRED_S = 86_400.0
 """Used and expired tokens stay this long, so that the error of a replay can name the cause."""
 
 _TOKEN = re.compile(r"twn1\.(?P<id>[a-z2-7]{8})\.(?P<secret>[a-z2-7]{32})")
@@ -57,7 +57,7 @@ _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+)):(?P<p
 
 
 class JoinInventory(Protocol):
-    """The calls of joining to the resource broker."""
+    """The calls of the registrar to the resource broker."""
 
     async def joined(self, request: JoinRequest) -> MachineRecord:
         """Record a host whose identity was proved; a known one may join again."""
@@ -67,7 +67,7 @@ class JoinInventory(Protocol):
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A join token as it is stored: a reader of the store cannot join with it."""
+    """A join token as it is stored; it has a hash of the secret, so a reader cannot join by it."""
 
     schema: int = 1
     secret_sha256: str
@@ -86,13 +86,13 @@ class Registrar:
         inventory: JoinInventory,
         url: str,
         runtime: Runtime,
-        own: Collection[str] = (),
+        own_hosts: Collection[str] = (),
     ) -> None:
         """`url` is the address of the control plane for hosts; it is printed with each token.
 
-        `own`: all names and addresses of the control plane, which no host may have.
+        `own_hosts`: all names and addresses of the control plane, which no host may have.
         """
-        self._own = frozenset(own)
+        self._own_hosts = frozenset(own_hosts)
         self._store = store
         self._authority = authority
         self._inventory = inventory
@@ -101,7 +101,7 @@ class Registrar:
         self.duplicates = DuplicateHosts(store, runtime)
         self._runtime = runtime
         self._failures = JoinFailures(runtime)
-        self._tidied_at = float("-inf")
+        self._cleaned_at = float("-inf")
 
     @property
     def ca_pem(self) -> str:
@@ -112,9 +112,9 @@ class Registrar:
         """Return a new token for one host; its secret is stored nowhere."""
         _check_token_request(request)
         await self._forget_old_tokens()
-        token_id, secret = _letters(5), _letters(20)
+        token_id, secret = _random_letters(5), _random_letters(20)
         record = TokenRecord(
-            secret_sha256=_hash(secret),
+            secret_sha256=_hash_secret(secret),
             machine=request.machine,
             expires_at=self._runtime.wall() + request.ttl_s,
         )
@@ -137,11 +137,11 @@ class Registrar:
         """
         self._failures.check(address)
         try:
-            entry, record = await self._look_up(request)
+            entry, record = await self._find_token(request)
             hosts = (host_of(request.address),)
-            check_named(hosts[0], address, self._own)
+            check_certificate_host(hosts[0], address, self._own_hosts)
             public_key = public_key_of(request.csr_pem)
-            await self._burn(entry, record)
+            await self._mark_used(entry, record)
         except Forbidden as e:
             self._failures.add(address)
             extra = {"machine": request.machine, "address": address, "reason": str(e)}
@@ -157,9 +157,9 @@ class Registrar:
     async def renew(self, machine: str, request: RenewRequest) -> Certificate:
         """Return the next certificate of a machine that proved its identity."""
         public_key = public_key_of(request.csr_pem)
-        if self.duplicates.is_second(machine, request.boot_id):
+        if self.duplicates.is_clone(machine, request.boot_id):
             raise Forbidden(
-                self.duplicates.words(machine),
+                self.duplicates.problem(machine),
                 hint="join it under another name: twinectl token create --host NAME",
             )
         try:
@@ -193,7 +193,7 @@ class Registrar:
             cluster=self._authority.cluster,
         )
 
-    async def _look_up(self, request: JoinRequest) -> tuple[Entry, TokenRecord]:
+    async def _find_token(self, request: JoinRequest) -> tuple[Entry, TokenRecord]:
         """Return the token, or raise `Forbidden`; a caller without the secret learns nothing.
 
         The other checks are made only for callers that have it.
@@ -201,56 +201,58 @@ class Registrar:
         match = _TOKEN.fullmatch(request.token)
         token_id, secret = (match["id"], match["secret"]) if match else ("", "")
         entry = await self._store.get(TOKENS + token_id) if match else None
-        record = readable(entry, TokenRecord) if entry else None  # no host joins with damage
-        wanted = record.secret_sha256 if record else _hash("no such token")
-        if not hmac.compare_digest(_hash(secret), wanted) or entry is None or record is None:
-            raise _refused("this control plane did not issue it")
+        record = (
+            decode_if_intact(entry, TokenRecord) if entry else None
+        )  # no host joins with damage
+        wanted = record.secret_sha256 if record else _hash_secret("no such token")
+        if not hmac.compare_digest(_hash_secret(secret), wanted) or entry is None or record is None:
+            raise _token_refused("this control plane did not issue it")
         now = self._runtime.wall()
         if record.used_at is not None:
-            raise _refused("it was used already")
+            raise _token_refused("it was used already")
         if now >= record.expires_at:
-            raise _refused("it has expired")
+            raise _token_refused("it has expired")
         if not hmac.compare_digest(record.machine, request.machine):
-            raise _refused(f"it is for another host than {request.machine}")
+            raise _token_refused(f"it is for another host than {request.machine}")
         return entry, record
 
-    async def _burn(self, entry: Entry, record: TokenRecord) -> None:
-        """Use the token up, or raise `Forbidden` if another request did."""
+    async def _mark_used(self, entry: Entry, record: TokenRecord) -> None:
+        """Mark the token as used, or raise `Forbidden` if another request did."""
         used = msgspec.structs.replace(record, used_at=self._runtime.wall())
         try:
             await self._store.txn(
                 {entry.key: entry.revision}, [Put(entry.key, msgspec.json.encode(used))]
             )
         except Conflict as e:
-            raise _refused("it was used already") from e
+            raise _token_refused("it was used already") from e
 
     async def _forget_old_tokens(self) -> None:
-        """Remove used and expired tokens, now and then: the more there are, the longer it takes."""
+        """Remove used and expired tokens, once in `_CLEANUP_S`: it reads all tokens."""
         now = self._runtime.wall()
-        if abs(now - self._tidied_at) < _TIDY_S:
+        if abs(now - self._cleaned_at) < _CLEANUP_S:
             return
-        self._tidied_at = now
+        self._cleaned_at = now
         listing = await self._store.list_prefix(TOKENS)
         old = [
             entry.key
             for entry in listing.entries
-            if (token := readable(entry, TokenRecord)) is None or token.expires_at + _KEEP_S < now
+            if (token := decode_if_intact(entry, TokenRecord)) is None
+            or token.expires_at + _KEEP_EXPIRED_S < now
         ]
         await delete_all(self._store, old)
 
 
 class JoinFailures:
-    """Slows down guessing: a limit of failures per address and minute, then a pause."""
+    """Slows down guessing: after some failures an address has to wait; a restart forgets them."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """No failure is known yet; a restart forgets them."""
         self._runtime = runtime
         self._at: OrderedDict[str, deque[float]] = OrderedDict()
 
     def check(self, address: str) -> None:
         """Raise `Busy` while the address has used up its failures."""
         times = self._at.get(network_of(address), deque())
-        now = self._runtime.wall()
+        now = self._runtime.now()
         while times and times[0] <= now - WINDOW_S:
             times.popleft()
         if len(times) >= MAX_FAILURES:
@@ -263,9 +265,9 @@ class JoinFailures:
     def add(self, address: str) -> None:
         """Count one failure."""
         network = network_of(address)
-        self._at.setdefault(network, deque(maxlen=MAX_FAILURES)).append(self._runtime.wall())
+        self._at.setdefault(network, deque(maxlen=MAX_FAILURES)).append(self._runtime.now())
         self._at.move_to_end(network)
-        while len(self._at) > _REMEMBERED_PEERS:
+        while len(self._at) > _MAX_NETWORKS:
             self._at.popitem(last=False)
 
 
@@ -286,8 +288,8 @@ def host_of(address: str) -> str:
         return host
 
 
-def check_named(host: str, source: str, own: Collection[str]) -> None:
-    """Raise `Forbidden` if a certificate must not name a host (BUG-HT27).
+def check_certificate_host(host: str, source: str, own_hosts: Collection[str]) -> None:
+    """Raise `Forbidden` if a certificate must not contain a host (BUG-HT27).
 
     Loopback, link-local and multicast addresses reach no remote host, and the control plane's names
     are its own. A caller from such an address may have it: an agent on the same host.
@@ -298,7 +300,7 @@ def check_named(host: str, source: str, own: Collection[str]) -> None:
         at, came_from = None, ipaddress.ip_address(source or "::1")
     if came_from.is_loopback or host == source:
         return
-    if host in own:
+    if host in own_hosts:
         reason = "that is the address of the control plane"
     elif at is not None and (
         at.is_loopback or at.is_link_local or at.is_multicast or at.is_unspecified
@@ -323,18 +325,18 @@ def _check_token_request(request: TokenRequest) -> None:
         raise InvalidInput("cannot make this join token", errors=tuple(errors))
 
 
-def _refused(why: str) -> Forbidden:
+def _token_refused(why: str) -> Forbidden:
     return Forbidden(
         f"the join token is refused: {why}",
         hint="make a new one: twinectl token create --host NAME",
     )
 
 
-def _letters(count: int) -> str:
-    """Return random bytes as letters that survive copying by hand; 5 bytes are 8 letters."""
+def _random_letters(count: int) -> str:
+    """Return random bytes as base32, which is easy to copy by hand; 5 bytes are 8 letters."""
     return b32encode(secrets.token_bytes(count)).decode().lower()
 
 
-def _hash(secret: str) -> str:
+def _hash_secret(secret: str) -> str:
     """Return the stored form; 160 random bits need neither salt nor stretching."""
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -16,15 +16,19 @@ from control_plane.api.people import ConsoleSession, ConsoleSessions
 from wire.errors import Forbidden, NotFound
 
 MAX_SESSIONS, MAX_ENDED = 1_000, 10_000
-"""Kept in memory; beyond that, the sessions that were seen or ended first are forgotten."""
+"""Kept in memory; beyond that, the sessions that were used or ended first are forgotten."""
 IDLE_S = 3600.0
 """A session without a request for this long is not listed."""
-_FORM = re.compile("[0-9a-f]{12}")
+_VALID = re.compile("[0-9a-f]{12}")
 _TEXT_MAX = 200
 
 
-class SessionEnded(Forbidden):
-    """The session of a browser was ended: it has to be opened again."""
+class SessionRefused(Forbidden):
+    """A browser cannot use the session of its cookie: it has to open another one."""
+
+
+class SessionEnded(SessionRefused):
+    """A user ended the session."""
 
 
 class BrowserSessions:
@@ -38,7 +42,7 @@ class BrowserSessions:
         self._ended: dict[str, str] = {}
         """Number → the user who ended it."""
 
-    def see(
+    def record_request(
         self, session: str, who: str, page: str = "", address: str = "", browser: str = ""
     ) -> None:
         """Record a request of a caller's browser; `SessionEnded` if the session was ended."""
@@ -59,9 +63,11 @@ class BrowserSessions:
             del self._open[next(iter(self._open))]
 
     def check(self, session: str, who: str) -> None:
-        """Raise `Forbidden` unless a session may be used by a caller."""
-        if not _FORM.fullmatch(session):
-            raise Forbidden("the session of this browser is malformed", hint="load the page again")
+        """Raise `SessionRefused` unless a caller may use a session."""
+        if not _VALID.fullmatch(session):
+            raise SessionRefused(
+                "the session of this browser is malformed", hint="load the page again"
+            )
         if session in self._ended:
             raise SessionEnded(
                 f"this session was ended by {self._ended[session]}",
@@ -69,27 +75,30 @@ class BrowserSessions:
             )
         known = self._open.get(session)
         if known is not None and known.who != who:
-            raise Forbidden(f"session {session} was opened by {known.who}, not by {who}")
+            raise SessionRefused(
+                f"session {session} was opened by {known.who}, not by {who}",
+                hint="load the page again",
+            )
 
-    def listed(self, who: str, *, everyone: bool) -> ConsoleSessions:
+    def list_sessions(self, who: str, *, everyone: bool) -> ConsoleSessions:
         """Return the sessions of a caller, or all; the last seen first."""
         since = self._clock() - IDLE_S
         found = [
-            one
-            for one in reversed(self._open.values())
-            if one.seen_at >= since and (everyone or one.who == who)
+            session
+            for session in reversed(self._open.values())
+            if session.seen_at >= since and (everyone or session.who == who)
         ]
         return ConsoleSessions(sessions=found)
 
-    def end(self, session: str, by: str, *, anyones: bool) -> None:
+    def end(self, session: str, user: str, *, may_end_all: bool) -> None:
         """End a session; `NotFound` if there is none that the caller may end."""
         known = self._open.get(session)
-        if known is None or (known.who != by and not anyones):
+        if known is None or (known.who != user and not may_end_all):
             raise NotFound(
                 f"there is no session {session!r} of the web console that you may end",
                 hint="twinectl ui --sessions",
             )
         del self._open[session]
-        self._ended[session] = by
+        self._ended[session] = user
         while len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]

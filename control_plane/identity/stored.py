@@ -1,4 +1,4 @@
-"""Entries that the writers of this room read even if they are damaged, and delete in any number."""
+"""Reads entries that may be damaged, and deletes any number of entries."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from control_plane.store.bounds import ROWS_MAX
 T = TypeVar("T")
 
 
-def readable(entry: Entry, kind: type[T]) -> T | None:
-    """Return the value of an entry; None for a damaged one, which its owner makes again."""
+def decode_if_intact(entry: Entry, kind: type[T]) -> T | None:
+    """Return the value of an entry; None if it is damaged: its owner writes it again."""
     try:
         return msgspec.json.decode(entry.value, type=kind)
     except msgspec.DecodeError:
@@ -24,5 +24,5 @@ def readable(entry: Entry, kind: type[T]) -> T | None:
 async def delete_all(store: Store, keys: Sequence[str]) -> None:
     """Delete any number of entries, in transactions that the store accepts."""
     for first in range(0, len(keys), ROWS_MAX):
-        gone: list[Operation] = [Delete(key) for key in keys[first : first + ROWS_MAX]]
-        await store.txn({}, gone)
+        deletions: list[Operation] = [Delete(key) for key in keys[first : first + ROWS_MAX]]
+        await store.txn({}, deletions)

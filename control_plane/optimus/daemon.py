@@ -21,7 +21,7 @@ from control_plane.autoscaler.daemon import WATCH_HISTORY, client_of
 from control_plane.cli.jobfile import read_document
 from control_plane.commands import run, until_signal
 from control_plane.optimus.service import EVERY_S, Optimus
-from control_plane.process import boot_id, opened, until
+from control_plane.process import boot_id, open_or_stand_by, run_until
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.sqlite import SqliteStore
@@ -104,7 +104,7 @@ async def serve(config: OptimusConfig, stopping: asyncio.Event) -> None:
     runtime = Runtime()
     async with AsyncExitStack() as stack:
         store = SqliteStore(Path(config.state), WATCH_HISTORY)
-        if not await opened(stack, store, stopping, runtime):
+        if not await open_or_stand_by(stack, store, stopping, runtime):
             return
         anchor = Anchor(store, runtime, boot_id())
         await anchor.load()
@@ -123,7 +123,7 @@ async def serve(config: OptimusConfig, stopping: asyncio.Event) -> None:
         await stack.enter_async_context(listen.serving(application(optimus), None, None, sock))
         click.echo(f"optimus serves at {config.socket}", err=True)
         loops = (optimus.run(), runtime.watch_clocks(), anchor.run(), store.wait_failed())
-        await until(stopping, *loops)
+        await run_until(stopping, *loops)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

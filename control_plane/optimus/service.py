@@ -21,7 +21,7 @@ from control_plane.optimus.core.choosing import (
     job_of,
     updated_work,
 )
-from control_plane.process import despite_damage
+from control_plane.process import load_despite_damage
 from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from control_plane.store import Store
@@ -80,7 +80,7 @@ class Optimus:
 
     async def load(self) -> None:
         """Read the queue; records that cannot be read are set aside."""
-        await despite_damage(self._table.load, [self._table.store])
+        await load_despite_damage(self._table.load, [self._table.store])
         aside = await quarantined(self._table.store)
         self._damaged = {k.removeprefix(WORK) for k in aside if k.startswith(WORK)}
         self._to_stop = {

@@ -33,11 +33,18 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.runtime.table import Table
 from control_plane.store import Delete, Put, Store
 from control_plane.store.records import ENTITLEMENTS, USES
-from wire.errors import Conflict, FieldError, Forbidden, InvalidInput, Unprocessable
+from wire.errors import (
+    Conflict,
+    FieldError,
+    Forbidden,
+    InvalidInput,
+    TwineError,
+    Unprocessable,
+)
 
 log = logging.getLogger(__name__)
-MANY = 200
-"""With this many entitlements or more, sums run in a thread: they would block the loop too long."""
+THREAD_FROM = 200
+"""From this number of entitlements on, sums run in a thread, because they would block the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +53,13 @@ class Person:
 
     name: str
     is_operator: bool = False
-    """May do everything."""
+    """Whether the user may do everything."""
     may_create: bool = True
     """Whether the rules may grant a new entitlement to the user; otherwise the request waits."""
 
 
 RULES = Person("", is_operator=True)
-"""The decider of requests that the rules grant: no user."""
+"""Decides requests that the rules grant; it is no user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ class Use:
     held: Sequence[str] = ()
 
 
-def _in_any_shard(_name: str, _spec: EntitlementSpec) -> Mapping[str, int]:
+def _no_comparisons(_name: str, _spec: EntitlementSpec) -> Mapping[str, int]:
     return {}
 
 
@@ -83,7 +90,7 @@ class Portal:
         self._runtime = runtime
         self.jobs_of: Callable[[str], Sequence[str]] = lambda _: ()
         """Returns the jobs of an entitlement; the capacity service sets it."""
-        self.in_scope: Callable[[str, EntitlementSpec], Mapping[str, int]] = _in_any_shard
+        self.in_scope: Callable[[str, EntitlementSpec], Mapping[str, int]] = _no_comparisons
         """Returns comparisons that hold while the shard of an entitlement may own it as specified,
         and raises `Conflict` if it may not; the shards set it."""
         self._applying: Counter[str] = Counter()
@@ -107,9 +114,9 @@ class Portal:
             known = self.table.find(name)
             if known is not None and known.spec == spec:
                 return known
-            more = await self._check(name, spec, jobs)
-            if more is not None:
-                raise _too_much(name, more)
+            shortfall = await self._check(name, spec, jobs)
+            if shortfall is not None:
+                raise _quota_error(name, shortfall)
             if self._needs_approval(known, spec):
                 raise Forbidden(
                     f"cannot give entitlement {name!r} more capacity: approval is required",
@@ -168,14 +175,15 @@ class Portal:
                 )
             if request.spec is None:
                 self._check_unused(name, use)
-            elif (more := await self._check(name, request.spec, use.jobs)) is not None:
-                raise _too_much(name, more)
+            elif (shortfall := await self._check(name, request.spec, use.jobs)) is not None:
+                raise _quota_error(name, shortfall)
             return await self._approve(request, who, note)
 
     async def deny(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
         """Refuse a pending request."""
         async with self._lock:
-            return await self._end(self._pending(request_id, who), RequestState.DENIED, who, note)
+            request = self._pending(request_id, who)
+            return await self._decide(request, RequestState.DENIED, who, note)
 
     async def withdraw(self, request_id: str, who: Person, note: str) -> EntitlementRequest:
         """Withdraw a pending request; `Forbidden` for all but its requester."""
@@ -183,7 +191,7 @@ class Portal:
             request = self._pending(request_id, None)
             if request.requester != who.name:
                 raise Forbidden(f"{request_id} was made by {request.requester}, not by {who.name}")
-            return await self._end(request, RequestState.WITHDRAWN, who, note)
+            return await self._decide(request, RequestState.WITHDRAWN, who, note)
 
     @contextmanager
     def applying(self, name: str) -> Iterator[None]:
@@ -205,13 +213,13 @@ class Portal:
         """Return whether a job in one of these entitlements is being written."""
         return any(name in self._applying for name in names)
 
-    # -- internal: the caller holds the lock
+    # -- the caller holds the lock
 
     def _needs_approval(self, known: EntitlementRecord | None, spec: EntitlementSpec) -> bool:
         before = known.spec if known else None
         return self.settings.approval is Approval.ALWAYS and asks_for_more(before, spec)
 
-    def _raised(
+    def _raises_beyond_rights(
         self, known: EntitlementRecord | None, spec: EntitlementSpec, who: Person
     ) -> list[str]:
         """Describe what a change raises beyond the caller's rights (BUG-HT26).
@@ -226,6 +234,7 @@ class Portal:
     async def _why_pending(
         self, change: EntitlementChange, request: EntitlementRequest, use: Use, who: Person
     ) -> str:
+        """Return why a request waits for a decision; empty: the rules grant it now."""
         name, spec = request.entitlement, request.spec
         known = self.table.find(name)
         if spec is None:
@@ -233,16 +242,16 @@ class Portal:
             if not change.queue:
                 self._check_unused(name, use)
             return "another user has to decide" if change.queue else ""
-        more = await self._check(name, spec, use.jobs)
-        if more is not None:
+        shortfall = await self._check(name, spec, use.jobs)
+        if shortfall is not None:
             if change.queue:
-                return f"the region has too few machines: {more}"
-            raise _too_much(name, more)
+                return f"the region has too few machines: {shortfall}"
+            raise _quota_error(name, shortfall)
         if change.queue:
             return "another user has to decide"
         if self._needs_approval(known, spec):
             return "approval is required for more capacity"
-        if raised := self._raised(known, spec, who):
+        if raised := self._raises_beyond_rights(known, spec, who):
             return f"approval is required for {' and '.join(raised)}"
         if known is None and not who.may_create:
             return "approval is required for a new entitlement"
@@ -258,13 +267,13 @@ class Portal:
         profiles = self.supply.profiles()
         errors = (*check_entitlement(name, spec, specs, supply, profiles), *fixed)
         if errors:
-            raise _refused(name, errors, Conflict if fixed else InvalidInput)
+            raise _spec_errors(name, errors, Conflict if fixed else InvalidInput)
         self.in_scope(name, spec)
         if self.settings.overgrant is Overgrant.ALLOW or not supply:
             return None
         if not asks_for_more(before, spec):
             return None
-        if len(specs) < MANY:
+        if len(specs) < THREAD_FROM:
             return shortage(name, spec, specs, supply)
         return await asyncio.to_thread(shortage, name, spec, specs, supply)
 
@@ -299,7 +308,7 @@ class Portal:
         self, request: EntitlementRequest, who: Person, note: str
     ) -> EntitlementRequest:
         """Apply a request: entitlement and request change together or not at all."""
-        request = self._ended(request, RequestState.APPROVED, who, note)
+        request = self._decided(request, RequestState.APPROVED, who, note)
         also = [self.requests.operation(request)]
         name = request.entitlement
         if request.spec is None:
@@ -307,18 +316,26 @@ class Portal:
         else:
             await self._grant(name, request.spec, also)
         self.requests.accept(request)
-        await self.requests.drop_old()
+        await self._drop_old_requests()
         return request
 
-    async def _end(
+    async def _decide(
         self, request: EntitlementRequest, state: RequestState, who: Person, note: str
     ) -> EntitlementRequest:
-        request = self._ended(request, state, who, note)
+        request = self._decided(request, state, who, note)
         await self.requests.save(request)
         log.info("entitlement request was decided", extra=_fields(request))
+        await self._drop_old_requests()
         return request
 
-    def _ended(
+    async def _drop_old_requests(self) -> None:
+        """Delete the oldest decided requests; if that fails, the next decision repeats it."""
+        try:
+            await self.requests.drop_old()
+        except TwineError as e:
+            log.warning("old entitlement requests were not deleted", extra={"reason": str(e)})
+
+    def _decided(
         self, request: EntitlementRequest, state: RequestState, who: Person, note: str
     ) -> EntitlementRequest:
         now = self._runtime.date()
@@ -355,12 +372,12 @@ class Portal:
         log.info("entitlement deleted", extra={"entitlement": name})
 
 
-def _too_much(name: str, short: Shortage) -> Unprocessable:
+def _quota_error(name: str, short: Shortage) -> Unprocessable:
     message = f"cannot grant entitlement {name!r} its quota: {short}"
     return Unprocessable(message, hint=short.hint)
 
 
-def _refused(
+def _spec_errors(
     name: str, errors: tuple[FieldError, ...], kind: type[Conflict] | type[InvalidInput]
 ) -> Conflict | InvalidInput:
     listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)

@@ -62,7 +62,7 @@ class RequestBook:
         return f"r{self._last + 1}"
 
     def operation(self, request: EntitlementRequest) -> Put:
-        """Return the operation that stores a request, for use in a larger transaction."""
+        """Return the operation that stores a request, as part of a larger transaction."""
         return Put(REQUESTS + request.request_id, encode(request))
 
     def accept(self, request: EntitlementRequest) -> None:
@@ -81,10 +81,10 @@ class RequestBook:
 
     async def drop_old(self) -> None:
         """Delete the oldest decided requests if there are too many."""
-        surplus = len(self._requests) - len(self._pending) - self._keep
-        if surplus > 0:
+        excess = len(self._requests) - len(self._pending) - self._keep
+        if excess > 0:
             decided = [r.request_id for r in self if r.state is not RequestState.PENDING]
-            old = decided[: min(surplus, ROWS_MAX)]
+            old = decided[: min(excess, ROWS_MAX)]
             await self._store.txn({}, [Delete(REQUESTS + request_id) for request_id in old])
             for request_id in old:
                 del self._requests[request_id]

@@ -1,4 +1,4 @@
-"""The front end's side of the capacity portal: adds data of the broker and the allocator."""
+"""The calls of the front end about entitlements: the portal with data of broker and allocator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from control_plane.api.machines import MachineRecord
 from control_plane.portal.core.grants import Shortage, Supply, rru_of, unkept
 from control_plane.portal.core.pools import HeldCapacity, pool_of, pool_quotas
 from control_plane.portal.core.report import PortalReport, Used
-from control_plane.portal.portal import MANY, Person, Portal, Use
+from control_plane.portal.portal import THREAD_FROM, Person, Portal, Use
 from control_plane.runtime.runtime import Runtime
 from wire.errors import NotFound
 
@@ -34,7 +34,7 @@ _CHUNK = 25
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The portal's calls to the broker and the allocator."""
+    """The calls of this service to the broker and the allocator."""
 
     machines: MachineTable
     held: Callable[[str], list[MachineRecord]]
@@ -44,7 +44,7 @@ class Sources:
     jobs_of: Callable[[str], list[str]]
     """Returns the jobs of an entitlement."""
     release_idle: Callable[[str], Awaitable[None]]
-    """Gives back the machines of a pool that have no tasks."""
+    """Releases the machines of a pool that have no tasks."""
     used: Callable[[MachineRecord], Used]
     """Returns the amounts of a machine that are promised to its tasks."""
     power: Callable[[], list[PowerBudget]] = list
@@ -86,7 +86,7 @@ class CapacityService:
 
     async def delete_entitlement(self, name: str) -> None:
         """Remove an entitlement; `Conflict` while it has jobs."""
-        use = await self._emptied(name)
+        use = await self._release_idle(name)
         await self.portal.delete(name, use)
 
     async def request(
@@ -94,9 +94,9 @@ class CapacityService:
     ) -> EntitlementRequest:
         """Grant a change, or store it as a pending request (CP1, CP12)."""
         remove_now = change.spec is None and not change.queue
-        use = await self._emptied(name) if remove_now else Use(self._sources.jobs_of(name))
-        made = await self.portal.request(name, change, who, use)
-        return replace(made, warnings=self._warnings(name, change.spec))
+        use = await self._release_idle(name) if remove_now else Use(self._sources.jobs_of(name))
+        request = await self.portal.request(name, change, who, use)
+        return replace(request, warnings=self._warnings(name, change.spec))
 
     def _warnings(self, name: str, spec: EntitlementSpec | None) -> list[str]:
         """Warn that a quota below the number of held machines does not stop tasks (BUG-UX8)."""
@@ -124,7 +124,7 @@ class CapacityService:
         request = self.portal.requests.get(request_id)
         name = request.entitlement
         removes = request.spec is None and self.portal.may_decide(who)
-        use = await self._emptied(name) if removes else Use(self._sources.jobs_of(name))
+        use = await self._release_idle(name) if removes else Use(self._sources.jobs_of(name))
         return await self.portal.approve(request_id, who, note, use)
 
     async def report(self) -> CapacityReport:
@@ -140,15 +140,15 @@ class CapacityService:
             if record is not None:
                 report.add(record, self._sources.used(record))
         records, supply = self.portal.table.records(), self.portal.supply.counts()
-        if len(records) < MANY:
-            found, short = _summed_up(report, records, supply)
+        if len(records) < THREAD_FROM:
+            found, short = _finish_report(report, records, supply)
         else:
-            found, short = await asyncio.to_thread(_summed_up, report, records, supply)
+            found, short = await asyncio.to_thread(_finish_report, report, records, supply)
         shortages = [f"{pool}: {why}" for pool, why in sorted(short.items())]
         return replace(found, short=shortages, power=self._sources.power())
 
-    async def _emptied(self, name: str) -> Use:
-        """Give back the idle machines of an entitlement, and return its remaining use."""
+    async def _release_idle(self, name: str) -> Use:
+        """Release the idle machines of an entitlement, and return its remaining use."""
         record = self.portal.table.get(name)
         jobs = self._sources.jobs_of(name)
         if record.spec.materialization is not None:
@@ -167,7 +167,7 @@ class CapacityService:
         )
 
 
-def _summed_up(
+def _finish_report(
     report: PortalReport, records: list[EntitlementRecord], supply: Supply
 ) -> tuple[CapacityReport, dict[str, Shortage]]:
     specs = {record.name: record.spec for record in records}

@@ -25,7 +25,7 @@ class SupplyIndex:
         self, _: str, before: MachineRecord | None, after: MachineRecord | None
     ) -> None:
         """Count the change of one machine; called a million times during loading."""
-        if before is not None and after is not None and _alike(before, after):
+        if before is not None and after is not None and _is_class_unchanged(before, after):
             return
         self._profiles.update(_installed(after))
         self._profiles.subtract(_installed(before))
@@ -61,14 +61,14 @@ def _installed(record: MachineRecord | None) -> tuple[tuple[str, ...], ...]:
     return () if record is None or record.facts is None else (record.facts.profiles,)
 
 
-def _alike(one: MachineRecord, other: MachineRecord) -> bool:
+def _is_class_unchanged(before: MachineRecord, after: MachineRecord) -> bool:
     """Return whether all fields that determine a machine's class are unchanged."""
     return (
-        one.unavailability is other.unavailability
-        and one.hardware is other.hardware
-        and one.facts is other.facts
-        and one.location is other.location
-        and one.machine_type == other.machine_type
+        before.unavailability is after.unavailability
+        and before.hardware is after.hardware
+        and before.facts is after.facts
+        and before.location is after.location
+        and before.machine_type == after.machine_type
     )
 
 

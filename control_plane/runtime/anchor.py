@@ -19,10 +19,10 @@ from wire.errors import TwineError
 log = logging.getLogger(__name__)
 _RETRY_S = 60.0
 _KEPT = 64
-"""Number of boots that are kept, the latest ones."""
+"""Number of boots whose dates are kept: the latest ones."""
 
 
-def _readable(entry: Entry) -> ClockAnchor | None:
+def _intact_anchor(entry: Entry) -> ClockAnchor | None:
     """Return a stored date; None: it is damaged, and a new one replaces it."""
     try:
         return decode(entry.value, ClockAnchor, entry.key)
@@ -39,35 +39,35 @@ class Anchor:
         self._store, self._runtime, self._boot_id = store, runtime, boot_id
         self._stored: float | None = None
         self._old: list[str] = []
-        """Keys of boots that are too many."""
+        """Keys of older boots, which the next write deletes."""
 
     async def load(self) -> None:
         """Continue from the stored date, if it is of this boot."""
         entries = (await self._store.list_prefix(CLOCK)).entries
-        known = {e.key: anchor for e in entries if (anchor := _readable(e)) is not None}
+        known = {e.key: anchor for e in entries if (anchor := _intact_anchor(e)) is not None}
         self._old = sorted(known, key=lambda key: known[key].booted_at)[: -_KEPT or None]
         self._old += [entry.key for entry in entries if entry.key not in known]
-        mine = [of.booted_at for of in known.values() if of.boot_id == self._boot_id]
-        if mine and self._boot_id:  # an earlier release had one record, which sorts first
-            self._stored = mine[-1]
-            self._runtime.resume_date(mine[-1])
+        own = [anchor.booted_at for anchor in known.values() if anchor.boot_id == self._boot_id]
+        if own and self._boot_id:  # an earlier release had one record, which sorts first
+            self._stored = own[-1]
+            self._runtime.resume_date(own[-1])
 
     async def run(self) -> None:
         """Store the date whenever it differs from the stored one, until cancelled."""
         while True:
-            if self._boot_id and self._is_news():
-                await self._store_it()
+            if self._boot_id and self._has_changed():
+                await self._store_date()
             await self._runtime.sleep(_RETRY_S)
 
-    def _is_news(self) -> bool:
+    def _has_changed(self) -> bool:
         at = self._runtime.booted_at
         return self._stored is None or abs(at - self._stored) >= STEP_S
 
-    async def _store_it(self) -> None:
+    async def _store_date(self) -> None:
         at = self._runtime.booted_at
-        known = ClockAnchor(boot_id=self._boot_id, booted_at=at)
+        anchor = ClockAnchor(boot_id=self._boot_id, booted_at=at)
         try:
-            put = Put(f"{CLOCK}/{self._boot_id}", encode(known))
+            put = Put(f"{CLOCK}/{self._boot_id}", encode(anchor))
             old = [Delete(key) for key in self._old if key != put.key]
             await self._store.txn({}, [put, *old])
         except TwineError as e:  # retried next round; until then a restart uses the wall clock

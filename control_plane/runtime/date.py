@@ -13,8 +13,8 @@ STEP_S = 2.0
 """A smaller difference is no step: time synchronisation moves a clock by milliseconds, and the two
 clocks are not read at the same instant."""
 BELIEVED_AFTER_S = 3600.0
-"""How long a step must last. Until then an operator can undo it; from then on
-dates from users are taken as dates of the new clock."""
+"""How long a step must last. Until then an operator can undo it. After that, dates from users are
+dates of the stepped clock."""
 _SAME_S = 60.0
 """A doubted step that changes by more counts as a new step."""
 
@@ -23,11 +23,11 @@ class Date:
     """Seconds since 1970, as far as they are believed."""
 
     def __init__(self, wall: Callable[[], float], boot: Callable[[], float]) -> None:
-        """Take the clock that may step and the one that does not."""
+        """`wall` may step; `boot` counts since the host's boot, and does not."""
         self._wall, self._boot = wall, boot
         self._offset: float | None = None
         self._doubted: tuple[float, float] | None = None
-        """A doubted offset, and since when (boot clock) the wall clock shows it."""
+        """An offset that is not believed yet, and the time (boot clock) since which it lasts."""
 
     def now(self) -> float:
         """Return the date."""
@@ -43,15 +43,15 @@ class Date:
 
     @property
     def doubted_s(self) -> float:
-        """Return by how many seconds the wall clock differs while that is not believed; else 0."""
+        """Return the seconds of a step of the wall clock that is not believed yet; 0: none."""
         return 0.0 if self._doubted is None else self._doubted[0] - self.offset
 
     def resume(self, offset: float) -> None:
         """Continue from the offset that an earlier process on this boot believed."""
         self._offset, self._doubted = offset, None
-        self.look()
+        self.update()
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Read the clocks: follow small changes, and believe a step that has lasted."""
         boot = self._boot()
         shown = self._wall() - boot

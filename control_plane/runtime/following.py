@@ -1,4 +1,4 @@
-"""Tables of one store in several processes: each process follows the writes of others, in order.
+"""Tables of one store in several processes: each follows the writes of the others, in order.
 
 One watch of the whole store brings all tables up to date. So several tables together show one
 moment of the past, and a reader that waits for a revision sees everything before it. A broken
@@ -65,31 +65,31 @@ class Following(FollowedRevision):
                 at = self._store.revision()
                 for table in self._tables:
                     await table.list_again()
-                self.reach(at)
+                self.advance(at)
 
     async def _follow(self, changes: AsyncIterator[KeyChange]) -> None:
-        now, touched = self.at, dict[Followed, None]()
+        now, changed_tables = self.at, dict[Followed, None]()
         while True:
-            coming = asyncio.ensure_future(anext(changes))
+            next_change = asyncio.ensure_future(anext(changes))
             try:
                 await asyncio.sleep(0)
-                if not coming.done():  # the last transaction has arrived completely
-                    await _complete(touched)
-                    self.reach(now)
-                change = await coming
+                if not next_change.done():  # the last transaction has arrived completely
+                    await _complete(changed_tables)
+                    self.advance(now)
+                change = await next_change
             finally:
-                coming.cancel()
+                next_change.cancel()
             if change.revision > now:
-                await _complete(touched)
-            self.reach(change.revision - 1)
+                await _complete(changed_tables)
+            self.advance(change.revision - 1)
             now = change.revision
             for table in self._tables:
                 if table.concerns(change.key):
                     await table.follow(change)
-                    touched[table] = None
+                    changed_tables[table] = None
 
 
-async def _complete(touched: dict[Followed, None]) -> None:
-    for table in list(touched):
+async def _complete(changed_tables: dict[Followed, None]) -> None:
+    for table in list(changed_tables):
         await table.complete()
-    touched.clear()
+    changed_tables.clear()

@@ -1,10 +1,9 @@
-"""Keeps the garbage collector from permanent objects: the records, the index, the results.
+"""Excludes permanent objects from garbage collection: records, the index, cached results.
 
 A full pass over the objects of a million machines stops the process for more than 100 ms
-(docs/adr/0014-one-index-of-the-whole-region-planned-on-without-a-lock.md), so what is loaded counts
-as permanent. Full passes over the rest continue: a closed connection can refer to itself and would
-stay in memory
-(docs/adr/0139-old-garbage-is-collected-in-short-passes.md).
+(docs/adr/0014-one-index-of-the-whole-region-planned-on-without-a-lock.md). So loaded objects count
+as permanent. Full passes over the rest continue: a closed connection can refer to itself, and would
+stay in memory (docs/adr/0139-old-garbage-is-collected-in-short-passes.md).
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ MAX_PASS_S = 0.003
 survive a longer pass count as permanent, so that the next one is short again."""
 
 
-class _Watch:
-    """Measures full passes."""
+class _PassMonitor:
+    """Measures full passes, and freezes objects that survive one that took too long."""
 
     def __init__(self) -> None:
         self._began = 0.0
 
     def __call__(self, phase: str, info: Mapping[str, Any]) -> None:
-        """Note when a full pass begins; freeze what survived one that took too long."""
+        """Called by the collector at the start and the end of each pass."""
         if info["generation"] < 2:
             return
         if phase == "start":
@@ -42,7 +41,7 @@ class _Watch:
 
 
 @contextlib.contextmanager
-def heap_that_stays() -> Iterator[None]:
+def permanent_heap() -> Iterator[None]:
     """Count everything made within the block as permanent; use it once, at the start."""
     gc.disable()
     try:
@@ -51,5 +50,5 @@ def heap_that_stays() -> Iterator[None]:
         gc.enable()
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
-    if not any(isinstance(known, _Watch) for known in gc.callbacks):
-        gc.callbacks.append(_Watch())
+    if not any(isinstance(known, _PassMonitor) for known in gc.callbacks):
+        gc.callbacks.append(_PassMonitor())

@@ -34,8 +34,8 @@ from control_plane.store.quarantine import job_in, quarantined
 from control_plane.store.records import JOBS, TASKS, decode, encode, schema_of, task_chunk_key
 
 log = logging.getLogger(__name__)
-_STEP = 16
-"""Chunks that are read between two turns of the loop: some 4,000 tasks."""
+_CHUNKS_A_TURN = 16
+"""Chunks that are decoded in one turn of the loop: some 4,000 tasks."""
 
 
 class JobTable(Table[JobRecord]):
@@ -44,18 +44,18 @@ class JobTable(Table[JobRecord]):
     def __init__(
         self, store: Store, checkpoint: Checkpoint = ignore_turns, writer: str = ""
     ) -> None:
-        """Load nothing yet; `checkpoint` is the runtime's, `writer` as in `Table`."""
+        """`checkpoint` is that of the runtime, `writer` as in `Table`."""
         super().__init__(store, JOBS, JobRecord, "job", checkpoint=checkpoint, writer=writer)
         self._chunks: dict[str, dict[int, int]] = {}
         """Job → number of each of its chunks → the revision that wrote it last."""
         self._intents: dict[str, int] = {}
         self._pending: dict[str, dict[int | None, KeyChange]] = {}
-        """Job → its parts in a transaction of another process that was not seen whole yet."""
+        """Job → its parts in a transaction of another process, until all parts have arrived."""
         self._compared: tuple[JobRecord | None, JobRecord | None, set[int]] = (None, None, set())
-        """The records that were compared last, and the chunks in which they differ."""
+        """Cache: the two records compared last, and the chunks in which they differ."""
 
     async def load(self) -> None:
-        """Read everything, and split what the release before wrote."""
+        """Read everything, and split records of the previous release."""
         names = await quarantined(self.store)
         self.set_aside = frozenset(filter(None, map(job_in, names)))
         chunks = await self._load_chunks()
@@ -69,17 +69,17 @@ class JobTable(Table[JobRecord]):
                     continue
                 intent = decode(entry.value, JobIntent, entry.key)
                 records[name] = record_of(intent, chunks.pop(name, ()))
-                self._note(name, entry.revision, self._chunks.get(name, {}))
-            self._take_in(records)
+                self._set_revisions(name, entry.revision, self._chunks.get(name, {}))
+            self._add_loaded(records)
             await asyncio.sleep(0)
         for entry in old:
             name = entry.key.removeprefix(self.prefix)
-            self._take_in({name: await self._split(name, entry)})
+            self._add_loaded({name: await self._split(name, entry)})
         for name in sorted(chunks):
             log.warning("tasks of no job", extra={"job": name})
             del self._chunks[name]
         self._names = None
-        self.begin()
+        self.start_revisions()
 
     async def _load_chunks(self) -> dict[str, list[TaskChunk]]:
         found: dict[str, list[TaskChunk]] = {}
@@ -91,7 +91,7 @@ class JobTable(Table[JobRecord]):
                 found.setdefault(name, []).append(chunk)
                 self._chunks.setdefault(name, {})[chunk.number] = entry.revision
                 read += 1
-                if read % _STEP == 0:
+                if read % _CHUNKS_A_TURN == 0:
                     await asyncio.sleep(0)
         return found
 
@@ -102,8 +102,8 @@ class JobTable(Table[JobRecord]):
         operations: list[Operation] = [Put(entry.key, encode(intent_of(record)))]
         operations += [Put(task_chunk_key(name, n), encode(c)) for n, c in chunks.items()]
         compare = {entry.key: entry.revision} | {task_chunk_key(name, n): 0 for n in chunks}
-        revision = await WriteAttempt(self._slots, compare, operations).sure()
-        self._note(name, revision, dict.fromkeys(chunks, revision))
+        revision = await WriteAttempt(self._slots, compare, operations).make_and_confirm()
+        self._set_revisions(name, revision, dict.fromkeys(chunks, revision))
         log.info("job split", extra={"job": name, "chunks": len(chunks)})
         return record
 
@@ -112,34 +112,34 @@ class JobTable(Table[JobRecord]):
         return key.startswith((self.prefix, TASKS))
 
     async def follow(self, change: KeyChange) -> None:
-        """Keep what another process wrote of a job until `complete`: a job has several parts."""
-        name, number = _part_in(change.key)
-        if self._gone.get(name, 0) <= change.revision:
-            self._gone.pop(name, None)
-        if self._is_news(name, number, change):
+        """Keep a change of another process until `complete`: a job has several parts."""
+        name, number = _part_of_key(change.key)
+        if self._deleted.get(name, 0) <= change.revision:
+            self._deleted.pop(name, None)
+        if self._is_newer(name, number, change):
             self._pending.setdefault(name, {})[number] = change
 
     async def complete(self) -> None:
-        """Take in the parts of jobs that one transaction wrote; a new job is read whole."""
+        """Apply the parts of jobs that one transaction wrote; a new job is read whole."""
         pending, self._pending = self._pending, {}
         for name, parts in pending.items():
             async with self.lock(name):
-                news = {n: change for n, change in parts.items() if self._is_news(name, n, change)}
-                if news and not self._merge(name, news):
+                newer = {n: c for n, c in parts.items() if self._is_newer(name, n, c)}
+                if newer and not self._merge(name, newer):
                     await self._read_again(name)
 
-    def _merge(self, name: str, news: Mapping[int | None, KeyChange]) -> bool:
-        """Put changed parts into a record that is known; return whether that could be done."""
-        known, intent, at = self._records.get(name), news.get(None), self._intents.get(name, 0)
+    def _merge(self, name: str, parts: Mapping[int | None, KeyChange]) -> bool:
+        """Put changed parts into the record in memory; return whether that was possible."""
+        known, intent, at = self._records.get(name), parts.get(None), self._intents.get(name, 0)
         if known is None or (intent is not None and intent.value is None):
             return False
-        wanted, chunks = intent_of(known), dict[int, TaskChunk | None]()
+        present_intent, chunks = intent_of(known), dict[int, TaskChunk | None]()
         if intent is not None and intent.value is not None:
-            wanted, at = decode(intent.value, JobIntent, intent.key), intent.revision
-        if wanted.spec.disconnect != known.spec.disconnect:
-            return False  # what chunks of earlier releases mean depends on it
+            present_intent, at = decode(intent.value, JobIntent, intent.key), intent.revision
+        if present_intent.spec.disconnect != known.spec.disconnect:
+            return False  # chunks of earlier releases depend on it
         revisions = dict(self._chunks.get(name, {}))
-        for number, change in news.items():
+        for number, change in parts.items():
             if number is None:
                 continue
             if change.value is None:
@@ -148,21 +148,21 @@ class JobTable(Table[JobRecord]):
             else:
                 chunks[number] = decode(change.value, TaskChunk, change.key)
                 revisions[number] = change.revision
-        super()._put(name, merged(known, wanted, chunks), max([at, *revisions.values()]))
-        self._note(name, at, revisions)
+        super()._put(name, merged(known, present_intent, chunks), max([at, *revisions.values()]))
+        self._set_revisions(name, at, revisions)
         return True
 
-    def _is_news(self, name: str, number: int | None, change: KeyChange) -> bool:
+    def _is_newer(self, name: str, number: int | None, change: KeyChange) -> bool:
         if number is None:
             at = self._intents.get(name, 0)
         else:
             at = self._chunks.get(name, {}).get(number, 0)
-        return change.revision > max(at, self._gone.get(name, 0)) and bool(
+        return change.revision > max(at, self._deleted.get(name, 0)) and bool(
             at or change.value is not None
         )
 
     async def list_again(self) -> None:
-        """Bring every job up to what the store has: the history of it is lost."""
+        """Read every job again, after the history of the store was compacted."""
         names = set(self._records)
         self._pending.clear()
         async for page in pages(self.store, self.prefix):
@@ -170,15 +170,15 @@ class JobTable(Table[JobRecord]):
         for name in sorted(names):
             async with self.lock(name):
                 await self._read_again(name)
-        self._gone.clear()
+        self._deleted.clear()
 
-    def _take_in(self, records: Mapping[str, JobRecord]) -> None:
+    def _add_loaded(self, records: Mapping[str, JobRecord]) -> None:
         self._records.update(records)
         for loaded in self._loaders:
             loaded(records)
 
     def expect(self, names: Sequence[str]) -> dict[str, int]:
-        """Return comparisons that hold while what is wanted of these jobs stays as it is."""
+        """Return comparisons that hold while the intents of these jobs do not change."""
         return {self.prefix + name: self._intents.get(name, 0) for name in names}
 
     async def commit_many(
@@ -189,12 +189,12 @@ class JobTable(Table[JobRecord]):
     ) -> None:
         """Store several records in one transaction, all or none; the caller has the locks.
 
-        What agents say about tasks is remembered without one.
+        A record that differs only in reports of agents is kept in memory, without a write.
         """
         stored: dict[str, JobRecord | None] = {}
         for name, record in changes.items():
             known = self._records.get(name)
-            if record is not None and known is not None and self._are_alike(known, record):
+            if record is not None and known is not None and self._is_stored_equally(known, record):
                 self._records[name] = record
             else:
                 stored[name] = record
@@ -211,20 +211,20 @@ class JobTable(Table[JobRecord]):
             compare |= {task_chunk_key(name, n): revision for n, revision in revisions.items()}
             return compare, [Delete(self.prefix + name), *map(Delete, keys)]
         changed = self._changed(known, record)
-        gone, operations = set(changed), list[Operation]()
+        removed, operations = set(changed), list[Operation]()
         for number, chunk in chunks_in_turn(record, changed) if changed else ():
             if operations:
-                await self._checkpoint()  # a job has one chunk mostly, and its write waits anyway
-            gone.discard(number)
+                await self._checkpoint()  # most jobs have one chunk, which is encoded at once
+            removed.discard(number)
             operations.append(Put(task_chunk_key(name, number), encode(chunk)))
-        operations += [Delete(task_chunk_key(name, number)) for number in sorted(gone)]
-        if known is None or not same_intent(known, record) or gone:
+        operations += [Delete(task_chunk_key(name, number)) for number in sorted(removed)]
+        if known is None or not same_intent(known, record) or removed:
             operations.append(Put(self.prefix + name, encode(intent_of(record))))
         compare |= {task_chunk_key(name, n): revisions.get(n, 0) for n in changed}
         return compare, operations
 
     def _put(self, name: str, record: JobRecord | None, revision: int) -> None:
-        """Take in what a transaction wrote, or what was read again (then all is that new)."""
+        """Apply what a transaction wrote, or what was read again (then all parts are that new)."""
         known = self._records.get(name)
         if record is None:
             self._intents.pop(name, None)
@@ -232,13 +232,13 @@ class JobTable(Table[JobRecord]):
         else:
             changed = self._changed(known, record)
             chunks = self._chunks.setdefault(name, {})
-            there = chunk_numbers(record) if changed else changed
+            present = chunk_numbers(record) if changed else changed
             for number in changed:
-                if number in there:
+                if number in present:
                     chunks[number] = revision
                 else:
                     chunks.pop(number, None)
-            rewritten = known is None or not same_intent(known, record) or not changed <= there
+            rewritten = known is None or not same_intent(known, record) or not changed <= present
             if rewritten:
                 self._intents[name] = revision
         super()._put(name, record, revision)
@@ -259,28 +259,28 @@ class JobTable(Table[JobRecord]):
             return
         record = record_of(decode(entry.value, JobIntent, entry.key), chunks)
         super()._put(name, record, max([entry.revision, *revisions.values()]))
-        self._note(name, entry.revision, revisions)
+        self._set_revisions(name, entry.revision, revisions)
 
-    def _are_alike(self, one: JobRecord, other: JobRecord) -> bool:
-        """Return whether two records are stored alike."""
-        return same_intent(one, other) and not self._changed(one, other)
+    def _is_stored_equally(self, known: JobRecord, record: JobRecord) -> bool:
+        """Return whether two records have the same stored form."""
+        return same_intent(known, record) and not self._changed(known, record)
 
     def _changed(self, known: JobRecord | None, record: JobRecord) -> set[int]:
-        """Return the chunks in which records differ: a write asks three times for the same two."""
-        was, now, found = self._compared
-        if was is not known or now is not record:
-            found = chunk_numbers(record) if known is None else changed_chunks(known, record)
-            self._compared = known, record, found
-        return found
+        """Return the chunks in which records differ; a write asks three times for the same pair."""
+        before, after, changed = self._compared
+        if before is not known or after is not record:
+            changed = chunk_numbers(record) if known is None else changed_chunks(known, record)
+            self._compared = known, record, changed
+        return changed
 
-    def _note(self, name: str, intent: int, chunks: dict[int, int]) -> None:
+    def _set_revisions(self, name: str, intent: int, chunks: dict[int, int]) -> None:
         self._intents[name] = intent
         self._chunks[name] = chunks
         self._revisions[name] = max([intent, *chunks.values()])
 
 
-def _part_in(key: str) -> tuple[str, int | None]:
-    """Return the job that a key is of, and the number of its chunk; None: of its intent."""
+def _part_of_key(key: str) -> tuple[str, int | None]:
+    """Return the job of a key, and the number of its chunk; None: the key of the intent."""
     if not key.startswith(TASKS):
         return key.removeprefix(JOBS), None
     name, _, number = key.removeprefix(TASKS).rpartition("/")

@@ -1,8 +1,8 @@
 """Limits on destructive actions: a burst, and a rate per second in the long run.
 
-A component that by mistake stops, moves or takes everything is held at its limit (AV5). The limit
-reports what it holds back, with the reason. Operators can lift a limit
-for a time; a restart does not.
+A component that by mistake stops, moves or takes everything is stopped by its limit (AV5). The
+limit reports the actions that it holds back, with the reason. Operators can lift a limit for a
+time; a restart does not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from control_plane.api.limits import LimitName, LimitView, LimitViews
 from wire.errors import NotFound
 
-_WORDS = {
+_DESCRIPTIONS = {
     LimitName.STOPS: "stops of tasks on machines",
     LimitName.CAPPED_MOVES: "moves of tasks off machines whose power is capped",
     LimitName.CAPACITY: "voluntary operations where much capacity is already lost",
@@ -84,11 +84,11 @@ class Limit:
         return self._reason if (now < self._held_until or self.held) else ""
 
     def is_lifted(self, now: float) -> bool:
-        """Return whether an operator lifted it."""
+        """Return whether the limit is lifted now."""
         return now < self.lifted_until
 
     def lift(self, now: float, for_s: float, by: str, why: str) -> None:
-        """Let everything pass for a while."""
+        """Admit every action for `for_s` seconds."""
         self.lifted_until, self._lifted_by, self._lifted_why = now + for_s, by, why
 
     def view(self, now: float) -> LimitView:
@@ -96,7 +96,7 @@ class Limit:
         lifted = self.is_lifted(now)
         return LimitView(
             name=self.name,
-            what=_WORDS[self.name],
+            what=_DESCRIPTIONS[self.name],
             per_s=self.per_s,
             burst=self.burst,
             passed=self.passed,
@@ -109,14 +109,14 @@ class Limit:
         )
 
 
-class FrontEndLimits:
-    """All limits of this process; each is made by the component that it limits."""
+class LimitRegistry:
+    """All limits of this process by name; the limited component creates its limit."""
 
     def __init__(self) -> None:
         self._limits: dict[LimitName, Limit] = {}
 
     def of(self, name: LimitName, per_s: float, burst: int) -> Limit:
-        """Return a limit, made with these numbers at its first use."""
+        """Return a limit; the first call creates it with these numbers."""
         known = self._limits.get(name)
         if known is None:
             known = self._limits[name] = Limit(name, per_s, burst)

@@ -17,8 +17,8 @@ class Locks:
     def __init__(self) -> None:
         self._held: dict[str, deque[asyncio.Future[None]]] = {}
 
-    async def take(self, name: str) -> None:
-        """Return once the caller holds the name; the caller releases it with `give`."""
+    async def acquire(self, name: str) -> None:
+        """Return once the caller holds the name; it has to call `release` afterwards."""
         waiting = self._held.get(name)
         if waiting is None:
             self._held[name] = deque()
@@ -28,12 +28,12 @@ class Locks:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it was handed over at the same moment
-                self.give(name)
+            if not turn.cancelled():  # the name was passed to it at the same moment
+                self.release(name)
             raise
 
-    def give(self, name: str) -> None:
-        """Hand a name over to the first waiter; drop it if there is none."""
+    def release(self, name: str) -> None:
+        """Pass a name to the first waiting coroutine; without one it is free."""
         waiting = self._held[name]
         while waiting:
             turn = waiting.popleft()

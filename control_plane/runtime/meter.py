@@ -12,8 +12,8 @@ T = TypeVar("T")
 class Meter:
     """Seconds of the loop by actor, as `busy_s`, and each actor's longest step, `longest_s`.
 
-    Uses the clock that needs no system call: every step is measured, and under a sandboxed kernel
-    a system call costs as much as a step. On a busy host it includes other processes' time.
+    Its clock needs no system call: every step is measured, and under a sandboxed kernel a system
+    call costs as much as a step. On a busy host the times include those of other processes.
 
     A step is the work of an actor between two awaits; no other actor runs meanwhile.
     """
@@ -27,7 +27,7 @@ class Meter:
         self.busy_s.clear()
         self.longest_s.clear()
 
-    def took(self, name: str, seconds: float) -> None:
+    def add_step(self, name: str, seconds: float) -> None:
         """Count one step."""
         self.busy_s[name] = self.busy_s.get(name, 0.0) + seconds
         if seconds > self.longest_s.get(name, 0.0):
@@ -49,14 +49,14 @@ class _Metered(Coroutine[Any, Any, T]):
         try:
             return self._work.send(value)
         finally:
-            self._meter.took(self._name, perf_counter() - began)
+            self._meter.add_step(self._name, perf_counter() - began)
 
     def throw(self, *error: Any) -> Any:
         began = perf_counter()
         try:
             return self._work.throw(*error)
         finally:
-            self._meter.took(self._name, perf_counter() - began)
+            self._meter.add_step(self._name, perf_counter() - began)
 
     def close(self) -> None:
         self._work.close()

@@ -25,8 +25,8 @@ Item = tuple[str, T | None, int]
 PART = 64
 """Records that are written in one transaction: with their extra operations, few enough for any
 engine (`bounds.ROWS_MAX`)."""
-_LIFE = 32
-"""Bits of a table's revision that count changes; those above are the store's epoch."""
+_CHANGE_BITS = 32
+"""Low bits of a table's revision: they count changes. The higher bits are the store's epoch."""
 
 
 class Readable(Generic[T]):
@@ -37,12 +37,12 @@ class Readable(Generic[T]):
         store: Store,
         prefix: str,
         kind: type[T],
-        word: str,
+        noun: str,
         *,
         read: Callable[[str, Entry], T] | None = None,
         history: int = 0,
     ) -> None:
-        """Load nothing yet; `word` names the kind in messages.
+        """`noun` names the kind in messages.
 
         `read` decodes an entry, given its name; `history` is the number of changes that
         `watch` can go back.
@@ -52,8 +52,8 @@ class Readable(Generic[T]):
         self.latest = 0
         """Rises with each change; `watch` continues from it."""
         self.set_aside: frozenset[str] = frozenset()
-        """Names whose stored record is damaged: not readable, and not free for new records."""
-        self._word = word
+        """Names whose stored record is damaged: they cannot be read, nor used for new records."""
+        self._noun = noun
         self._read: Callable[[str, Entry], T] = read or (
             lambda _, entry: decode(entry.value, kind, entry.key)
         )
@@ -63,13 +63,13 @@ class Readable(Generic[T]):
         self._listeners: list[OnChange[T]] = []
         self._loaders: list[Loaded[T]] = []
         self._history: deque[Item[T]] = deque(maxlen=history)
-        self._more: asyncio.Event | None = None
+        self._change_event: asyncio.Event | None = None
 
-    def begin(self) -> None:
-        """Count changes from here on, above the counts of earlier processes."""
-        self.latest = self.store.epoch() << _LIFE
+    def start_revisions(self) -> None:
+        """Start the table's revisions above those of earlier processes; called after loading."""
+        self.latest = self.store.epoch() << _CHANGE_BITS
 
-    def _show_page(self, entries: Sequence[Entry]) -> None:
+    def _add_page(self, entries: Sequence[Entry]) -> None:
         """Add a page of records that was read at the start."""
         start, read = len(self.prefix), self._read
         records: dict[str, T] = {}
@@ -92,7 +92,7 @@ class Readable(Generic[T]):
         """Return the record, or raise `NotFound`."""
         record = self._records.get(name)
         if record is None:
-            raise NotFound(f"there is no {self._word} {name!r}")
+            raise NotFound(f"there is no {self._noun} {name!r}")
         return record
 
     def names(self) -> tuple[str, ...]:
@@ -162,9 +162,9 @@ class Readable(Generic[T]):
     async def changed(self, after: int) -> None:
         """Return once the table's revision is another than `after`."""
         while after == self.latest:
-            if self._more is None:
-                self._more = asyncio.Event()
-            await self._more.wait()
+            if self._change_event is None:
+                self._change_event = asyncio.Event()
+            await self._change_event.wait()
 
     async def watch(self, after: int) -> AsyncIterator[Item[T]]:
         """Yield each change after a revision, forever, or raise `Compacted`."""
@@ -187,9 +187,9 @@ class Readable(Generic[T]):
         self.latest += 1
         if self._history.maxlen:
             self._history.append((name, record, self.latest))
-        if self._more is not None:
-            self._more.set()
-            self._more = None
+        if self._change_event is not None:
+            self._change_event.set()
+            self._change_event = None
         for changed in self._listeners:
             changed(name, before, record)
 

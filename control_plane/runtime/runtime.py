@@ -22,9 +22,9 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 """Seconds since 1970."""
 TURN_S = 0.0015
-"""Computing time in one turn of the event loop. What a timer or a socket wakes runs in the third
-turn after it, and a client must wait for 10 ms at most. A garbage collection, or the code between
-two checkpoints, can add 1 to 3 ms to each turn."""
+"""Computing time in one turn of the event loop. A task that a timer or a socket wakes runs in the
+third turn after that, and a client must wait for at most 10 ms. A garbage collection, or the code
+between two checkpoints, can add 1 to 3 ms to each turn."""
 LARGE = 500
 """Tasks of a job from which on it is computed in a thread: 10,000 tasks take 10 to 50 ms."""
 _BATCH_MAX = 64
@@ -32,7 +32,7 @@ PAUSE_S = 2.0
 """A process that did not run for this long was paused. Shorter gaps are normal: a busy host or a
 slow disk. After a longer one, other components may have treated this process as lost."""
 TICK_S = 0.5
-"""Between two checks of the clocks: the length of a pause is known to within this."""
+"""Seconds between two checks of the clocks: the precision of the length of a pause."""
 
 
 class Runtime:
@@ -58,17 +58,17 @@ class Runtime:
         self.meter = Meter()
         self._boot = boot
         self._date = Date(wall, boot)
-        self._one_thread = asyncio.Lock()
+        self._thread_lock = asyncio.Lock()
         self._turn_began: float | None = None
         self._batch = 1
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._passed_over: deque[asyncio.Future[None]] = deque()
-        """Callers that were resumed and found no time left in the turn."""
+        """Callers that were resumed, but the time of the turn was used up."""
         self._answers: deque[asyncio.Future[None]] = deque()
-        """Callers that compute answers which clients wait for."""
+        """Callers that compute an answer for a waiting client."""
         self._was_answer = False
-        """Whether the turn belongs to one of these."""
-        self._seen: tuple[float, float, float] | None = None
+        """Whether the present turn belongs to a caller of `_answers`."""
+        self._last_check: tuple[float, float, float] | None = None
         """`now`, `boot` and `wall` at the last check."""
         self._on_pause: list[Callable[[float], None]] = []
         self._on_failure: list[Callable[[str, BaseException], None]] = []
@@ -110,7 +110,7 @@ class Runtime:
         """
         if items < LARGE:
             return work(*args)
-        async with self._one_thread:
+        async with self._thread_lock:
             return await self.offload(work, *args)
 
     async def checkpoint(self, *, answers: bool = False) -> None:
@@ -124,19 +124,19 @@ class Runtime:
         loop = asyncio.get_running_loop()
         if self._turn_began is None:
             self._turn_began, self._batch = time.perf_counter(), 1
-            loop.call_soon(self._turn_over)
+            loop.call_soon(self._end_turn)
             return
-        before_us = self._answers if answers else self._waiting
-        while before_us or not self._has_time():
+        queue = self._answers if answers else self._waiting
+        while queue or not self._has_time():
             turn: asyncio.Future[None] = loop.create_future()
-            before_us.append(turn)
+            queue.append(turn)
             await turn
-            before_us = self._passed_over
+            queue = self._passed_over
 
     def _has_time(self) -> bool:
         return self._turn_began is None or time.perf_counter() - self._turn_began < TURN_S
 
-    def _turn_over(self) -> None:
+    def _end_turn(self) -> None:
         """End the turn, and resume the first waiting callers in the next one.
 
         A caller that finds the time of the turn used up waits again, at the front of the queue.
@@ -157,14 +157,14 @@ class Runtime:
                 left, has_resumed = left - 1, True
         if has_resumed or self._answers or self._waiting:
             self._turn_began = now
-            asyncio.get_running_loop().call_soon(self._turn_over)
+            asyncio.get_running_loop().call_soon(self._end_turn)
 
     # -- background work
 
     def spawn(self, name: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start background work; a failure is logged and reported to `on_failure`."""
         task = asyncio.create_task(self.metered(name, work), name=name)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._report_if_failed)
         return task
 
     def spawn_in(
@@ -179,9 +179,9 @@ class Runtime:
 
     def on_failure(self, notify: Callable[[str, BaseException], None]) -> Callable[[], None]:
         """Call `notify(name, error)` when spawned work fails; return a function that ends this."""
-        return _listen(self._on_failure, notify)
+        return _add_listener(self._on_failure, notify)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _report_if_failed(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
             return
         error = task.exception()
@@ -199,36 +199,36 @@ class Runtime:
         A pause is SIGSTOP, a suspended host, swapping, or a blocked event loop. Silence of other
         components in that time says nothing about them.
         """
-        return _listen(self._on_pause, notify)
+        return _add_listener(self._on_pause, notify)
 
-    def paused(self, seconds: float) -> None:
-        """Log a pause that ended now, and notify the listeners."""
+    def report_pause(self, seconds: float) -> None:
+        """Log a pause that has just ended, and notify the listeners."""
         log.warning("this process was paused", extra={"seconds": round(seconds, 1)})
         for notify in tuple(self._on_pause):
             notify(seconds)
 
     async def watch_clocks(self) -> None:
-        """Notice pauses and steps of the wall clock, until cancelled."""
-        self._seen = None
+        """Detect pauses and steps of the wall clock, until cancelled."""
+        self._last_check = None
         while True:
-            self.look_at_clocks()
+            self.check_clocks()
             await asyncio.sleep(TICK_S)
 
-    def look_at_clocks(self) -> None:
+    def check_clocks(self) -> None:
         """Check the clocks now, as `watch_clocks` does at its next check.
 
         After a pause all due callbacks run in any order. Code that draws conclusions from silence
         calls this first.
         """
-        self._date.look()
+        self._date.update()
         now, boot, wall = self.now(), self._boot(), self.wall()
-        before, self._seen = self._seen, (now, boot, wall)
+        before, self._last_check = self._last_check, (now, boot, wall)
         if before is None:
             return
         passed_s, boot_s, wall_s = now - before[0], boot - before[1], wall - before[2]
         real_s = max(passed_s, boot_s)
         if real_s - TICK_S >= PAUSE_S:
-            self.paused(real_s)
+            self.report_pause(real_s)
         if abs(wall_s - real_s) >= PAUSE_S:
             log.warning("the wall clock stepped", extra={"seconds": round(wall_s - real_s, 1)})
 
@@ -268,7 +268,7 @@ class SteppedRuntime(Runtime):
             await asyncio.sleep(0)
 
 
-def _listen(
+def _add_listener(
     listeners: list[Callable[..., None]], listener: Callable[..., None]
 ) -> Callable[[], None]:
     listeners.append(listener)

@@ -46,27 +46,27 @@ class Table(Readable[T]):
         store: Store,
         prefix: str,
         kind: type[T],
-        word: str,
+        noun: str,
         *,
         read: Callable[[str, Entry], T] | None = None,
         history: int = 0,
         checkpoint: Checkpoint = ignore_turns,
         writer: str = "",
     ) -> None:
-        """Load nothing yet; see `Readable`. `checkpoint` is the runtime's.
+        """See `Readable`; `checkpoint` is that of the runtime.
 
         `writer` is the name of this process where others write to the same store.
         """
-        super().__init__(store, prefix, kind, word, read=read, history=history)
+        super().__init__(store, prefix, kind, noun, read=read, history=history)
         self._checkpoint = checkpoint
         self.locks = Locks()
         self._slots = Slots(store, prefix.rstrip("/"), writer)
         self.is_followed = False
-        """Whether `follow` delivers changes of other processes, and later also this one's own."""
+        """Whether `follow` is called for changes of other processes, and later for own changes."""
         self._doubtful: dict[str, WriteAttempt] = {}
         """Name → its last write, whose outcome is unknown."""
-        self._gone: dict[str, int] = {}
-        """Deleted name → the revision of the deletion, until the watch is past it."""
+        self._deleted: dict[str, int] = {}
+        """Deleted name → the revision of its deletion, until the watch has passed that."""
 
     async def load(self) -> None:
         """Read everything; listeners are called once each page is in the table.
@@ -74,9 +74,9 @@ class Table(Readable[T]):
         After each page the event loop gets its turn.
         """
         async for page in pages(self.store, self.prefix):
-            self._show_page(page)
+            self._add_page(page)
             await asyncio.sleep(0)
-        self.begin()
+        self.start_revisions()
 
     # -- following what other processes write
 
@@ -92,49 +92,49 @@ class Table(Readable[T]):
         name = change.key.removeprefix(self.prefix)
         if self.locks.is_held(name):
             async with self.lock(name):
-                self._followed(name, change)
+                self._apply(name, change)
         else:
-            self._followed(name, change)
+            self._apply(name, change)
 
     async def complete(self) -> None:
-        """Do nothing: each change was applied by itself."""
+        """Do nothing: `follow` has applied each change."""
 
-    def _followed(self, name: str, change: KeyChange) -> None:
-        gone = self._gone.get(name, 0)
-        if gone and change.revision >= gone:
-            del self._gone[name]
-        if change.revision <= max(gone, self.revision(name)):
+    def _apply(self, name: str, change: KeyChange) -> None:
+        deleted_at = self._deleted.get(name, 0)
+        if deleted_at and change.revision >= deleted_at:
+            del self._deleted[name]
+        if change.revision <= max(deleted_at, self.revision(name)):
             return
         if change.value is None:
             if name in self._records:
                 self._put(name, None, change.revision)
-                self._gone.pop(name, None)
+                self._deleted.pop(name, None)
             return
         entry = Entry(change.key, change.value, change.revision)
         self._put(name, self._read(name, entry), change.revision)
 
     async def list_again(self) -> None:
         """Bring everything up to the store's state, after its history was compacted."""
-        there = set[str]()
+        stored = set[str]()
         async for page in pages(self.store, self.prefix):
             for entry in page:
-                there.add(entry.key.removeprefix(self.prefix))
+                stored.add(entry.key.removeprefix(self.prefix))
                 await self.follow(KeyChange(entry.key, entry.value, entry.revision))
-        for name in [name for name in self._records if name not in there]:
+        for name in [name for name in self._records if name not in stored]:
             async with self.lock(name):
                 await self._read_again(name)
-        self._gone.clear()
+        self._deleted.clear()
 
     # -- writing
 
-    def lock(self, *names: str) -> _Locked:
+    def lock(self, *names: str) -> _HeldLocks:
         """Hold the locks of these records, from reading to `commit`.
 
         They are taken in one order by all actors, so there is no deadlock.
         """
-        return _Locked(self, names if len(names) == 1 else sorted(set(names)))
+        return _HeldLocks(self, names if len(names) == 1 else sorted(set(names)))
 
-    async def ask_again(self, names: Collection[str]) -> None:
+    async def resolve_doubtful(self, names: Collection[str]) -> None:
         """Read these records again where the outcome of their last write is unknown."""
         if self._doubtful:
             await self._refresh(self._doubtful.keys() & set(names))
@@ -176,7 +176,7 @@ class Table(Readable[T]):
             revision = await attempt.make()
             await self._checkpoint()  # many transactions may end in one turn
         except UnknownOutcome:
-            revision = await self._found_out(changes, attempt)
+            revision = await self._resolve(changes, attempt)
         except Conflict:
             self._doubtful.update(dict.fromkeys(changes, attempt))
             await self._refresh(changes)
@@ -186,11 +186,11 @@ class Table(Readable[T]):
             raise
         for name, record in changes.items():
             if record is None and self.is_followed:
-                self._gone[name] = revision
+                self._deleted[name] = revision
             self._put(name, record, revision)
 
-    async def _found_out(self, names: Collection[str], attempt: WriteAttempt) -> int:
-        """Return the revision of a write that succeeded after all, or raise `Busy` if it did not.
+    async def _resolve(self, names: Collection[str], attempt: WriteAttempt) -> int:
+        """Return the revision of an unanswered write, or raise `Busy` if it was not made.
 
         Raises `UnknownOutcome` if the store does not know; then the next actor that
         locks one of these records asks the store first.
@@ -200,13 +200,13 @@ class Table(Readable[T]):
             revision = await attempt.outcome()
         except TwineError as e:
             raise UnknownOutcome(
-                f"unknown whether {self._word} {', '.join(sorted(names))} was written: {e}",
+                f"unknown whether {self._noun} {', '.join(sorted(names))} was written: {e}",
                 hint="read the object before you send the change again",
             ) from e
         if not revision:
             await self._refresh(names)
             raise Busy(
-                f"cannot write {self._word} {', '.join(sorted(names))}: the store failed",
+                f"cannot write {self._noun} {', '.join(sorted(names))}: the store failed",
                 hint="nothing was changed; the request may be sent again",
             )
         for name in names:
@@ -214,9 +214,9 @@ class Table(Readable[T]):
         return revision
 
     async def commit_in_parts(self, changes: Mapping[str, T | None]) -> None:
-        """Store very many records in transactions of `PART`; the caller has the locks.
+        """Store many records in transactions of `PART` each; the caller has the locks.
 
-        Raises the first error after all have ended: some parts may be stored then.
+        Raises the first error once all have ended; other parts may be stored then.
         """
         names = list(changes)
         parts = (names[first : first + PART] for first in range(0, len(names), PART))
@@ -261,8 +261,8 @@ class Table(Readable[T]):
         return self.expect([name]), [Delete(key) if record is None else Put(key, encode(record))]
 
 
-class _Locked:
-    """The locks of some records of a table, as long as a block lasts."""
+class _HeldLocks:
+    """Holds the locks of some records of a table during an `async with` block."""
 
     __slots__ = ("_held", "_names", "_table")
 
@@ -272,9 +272,9 @@ class _Locked:
     async def __aenter__(self) -> None:
         try:
             for name in self._names:
-                await self._table.locks.take(name)
+                await self._table.locks.acquire(name)
                 self._held += 1
-            await self._table.ask_again(self._names)
+            await self._table.resolve_doubtful(self._names)
         except BaseException:
             self._release()
             raise
@@ -284,4 +284,4 @@ class _Locked:
 
     def _release(self) -> None:
         for name in self._names[: self._held]:
-            self._table.locks.give(name)
+            self._table.locks.release(name)

@@ -18,13 +18,13 @@ from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 Work = Callable[[str], Awaitable[float | None]]
-"""One round for a key; returns the seconds until its next round, None: when it is woken."""
+"""Runs one round for a key; returns the seconds until the next one, None: once it is woken."""
 _RETRY_MAX_S = 60.0
 _STALE = 64
 """Entries of the heap that may be out of date before it is rebuilt."""
 _WOKEN_AT_ONCE = 50
-"""Keys that one run of the timer wakes; other work runs before the rest: 10 to 40 us of CPU a
-key, the more the colder the caches."""
+"""Keys that one run of the timer wakes; other work runs before the rest. A key takes 10 to 40 µs of
+CPU, depending on how much of its data is in the caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,14 @@ class Pace:
     limit: int = 64
     """Keys with a running round at once."""
     gather_s: float = 0.0
-    """Least time from the end of a key's round to its next: many wake-ups cost few rounds."""
+    """Minimum time from the end of a key's round to its next one, so that many wake-ups cause few
+    rounds."""
     retry_s: float = 2.0
     """Pause after a failed round; doubles up to a minute. Wake-ups do not shorten the first."""
 
 
 class Workers:
-    """Rounds for keys: as many at once as the pace allows; waiting keys run in order.
+    """Runs rounds for keys: as many at once as the pace allows; waiting keys run in order.
 
     A key never has two rounds at once. A key that is woken during its round gets another
     round after it, so no wake-up is missed.
@@ -54,7 +55,7 @@ class Workers:
         pace: Pace | None = None,
         gather_s: Callable[[str], float] | None = None,
     ) -> None:
-        """Collect keys; rounds begin with `run`. `name` is for logs and the meter.
+        """Rounds begin with `run`. `name` is for logs and the meter.
 
         `gather_s(key)` replaces the pace's value where rounds of keys differ in cost.
         """
@@ -65,8 +66,8 @@ class Workers:
         self._gather_s = gather_s or (lambda _: self._pace.gather_s)
         self._group: asyncio.TaskGroup | None = None
         self._idle: asyncio.Future[None] | None = None
-        """Set while `run` itself waits for work."""
-        self._at_work = 0
+        """Resolved to give `run` itself work; None while it has some."""
+        self._workers = 0
         self._busy: dict[str, bool] = {}
         """Keys in a round → whether they were woken since it began."""
         self._ready: dict[str, None] = {}
@@ -76,9 +77,9 @@ class Workers:
         self._heap: list[tuple[float, str]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._rests: dict[str, float] = {}
+        self._delayed: dict[str, float] = {}
         """Key → when its next round may begin at the earliest."""
-        self._resting: deque[tuple[float, str]] = deque()
+        self._delays: deque[tuple[float, str]] = deque()
         self._failures: dict[str, int] = {}
 
     async def run(self) -> None:
@@ -87,11 +88,11 @@ class Workers:
             self._group = group
             try:
                 self._set_timer()
-                while True:  # keys that arrive one by one need no further asyncio task
+                while True:  # this task works, too: keys that arrive one by one need no other
                     idle = self._idle = asyncio.get_running_loop().create_future()
-                    self._hire()
+                    self._start_workers()
                     await idle
-                    await self._labour()
+                    await self._work_queue()
             finally:
                 self._group = self._idle = None  # wake-ups may still arrive during shutdown
                 if self._timer is not None:
@@ -105,19 +106,19 @@ class Workers:
             return
         if key in self._ready:
             return
-        rest = self._rests.get(key)
-        if rest is not None and rest > self._runtime.now():
-            self.wake_at(key, rest)
+        delayed_until = self._delayed.get(key)
+        if delayed_until is not None and delayed_until > self._runtime.now():
+            self.wake_at(key, delayed_until)
             return
         self._due.pop(key, None)
         self._ready[key] = None
         self._queue.append(key)
-        self._hire()
+        self._start_workers()
 
     def wake_at(self, key: str, when: float) -> None:
         """Begin a round for a key at this time of `now`, unless it is due earlier."""
         known = self._due.get(key)
-        when = max(when, self._rests.get(key, when))
+        when = max(when, self._delayed.get(key, when))
         if key in self._ready or (known is not None and known <= when):
             return
         self._due[key] = when
@@ -130,7 +131,7 @@ class Workers:
 
     def forget(self, key: str) -> None:
         """Drop all state of a key; a running round of it ends by itself."""
-        for known in (self._due, self._ready, self._rests, self._failures, self.failed):
+        for known in (self._due, self._ready, self._delayed, self._failures, self.failed):
             known.pop(key, None)
         if key in self._busy:
             self._busy[key] = False
@@ -141,18 +142,18 @@ class Workers:
 
     # -- inside
 
-    def _hire(self) -> None:
+    def _start_workers(self) -> None:
         wanted = min(self._pace.limit, len(self._busy) + len(self._ready))
-        while self._group is not None and self._at_work < wanted:
-            self._at_work += 1
+        while self._group is not None and self._workers < wanted:
+            self._workers += 1
             if self._idle is not None:
                 self._idle.set_result(None)
                 self._idle = None
             else:
-                self._runtime.spawn_in(self._group, self._name, self._labour())
+                self._runtime.spawn_in(self._group, self._name, self._work_queue())
 
-    async def _labour(self) -> None:
-        """Run rounds as long as keys wait."""
+    async def _work_queue(self) -> None:
+        """Run rounds until no key waits."""
         try:
             while self._queue:
                 await self._runtime.checkpoint()  # many may have been started in one turn
@@ -163,28 +164,28 @@ class Workers:
                         await self._round(key)
                         break
         finally:
-            self._at_work -= 1
+            self._workers -= 1
 
     async def _round(self, key: str) -> None:
         self._busy[key] = False
         try:
-            look_s = await self._work(key)
+            next_s = await self._work(key)
         except TwineError as e:
-            look_s = self._back_off(key, str(e))
+            next_s = self._back_off(key, str(e))
             log.warning(
                 "round failed", extra={"actor": self._name, "object": key, "reason": str(e)}
             )
         except Exception as e:
-            look_s = self._back_off(key, f"{type(e).__name__}: {e}")
+            next_s = self._back_off(key, f"{type(e).__name__}: {e}")
             log.exception("round failed", extra={"actor": self._name, "object": key})
         else:
             self._failures.pop(key, None)
             self.failed.pop(key, None)
-            self._rest(key, self._gather_s(key))
+            self._delay_next(key, self._gather_s(key))
         finally:
             woken = self._busy.pop(key)
-        if look_s is not None:
-            self.wake_at(key, self._runtime.now() + look_s)
+        if next_s is not None:
+            self.wake_at(key, self._runtime.now() + next_s)
         if woken:
             self.wake(key)
 
@@ -193,18 +194,18 @@ class Workers:
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         self.failed[key] = reason
-        self._rest(key, self._pace.retry_s)
+        self._delay_next(key, self._pace.retry_s)
         return min(self._pace.retry_s * 2.0 ** min(failures, 16), _RETRY_MAX_S)
 
-    def _rest(self, key: str, seconds: float) -> None:
+    def _delay_next(self, key: str, seconds: float) -> None:
         now = self._runtime.now()
-        while self._resting and self._resting[0][0] <= now:
-            until, rested = self._resting.popleft()
-            if self._rests.get(rested) == until:
-                del self._rests[rested]
+        while self._delays and self._delays[0][0] <= now:
+            until, delayed = self._delays.popleft()
+            if self._delayed.get(delayed) == until:
+                del self._delayed[delayed]
         if seconds > 0:
-            self._rests[key] = now + seconds
-            self._resting.append((now + seconds, key))
+            self._delayed[key] = now + seconds
+            self._delays.append((now + seconds, key))
 
     def _set_timer(self) -> None:
         while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
@@ -218,9 +219,9 @@ class Workers:
             self._timer.cancel()
         self._timer_at = when
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(0.0, when - self._runtime.now()), self._ring)
+        self._timer = loop.call_later(max(0.0, when - self._runtime.now()), self._wake_due)
 
-    def _ring(self) -> None:
+    def _wake_due(self) -> None:
         self._timer = None
         now = self._runtime.now()
         for _ in range(_WOKEN_AT_ONCE):

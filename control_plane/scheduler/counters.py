@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from control_plane.api.job_changes import is_untouched, task_changes
+from control_plane.api.job_changes import has_same_tasks_and_specs, task_changes
 from control_plane.api.jobs import JobRecord, TaskPhase
 from control_plane.api.machines import MachineRecord, MachineState
 
@@ -36,7 +36,7 @@ class Counters:
 
     def job_changed(self, _: str, before: JobRecord | None, after: JobRecord | None) -> None:
         """Follow the change of one job."""
-        if is_untouched(before, after):
+        if has_same_tasks_and_specs(before, after):
             return
         for old, task in task_changes(before, after):
             if old is not None:

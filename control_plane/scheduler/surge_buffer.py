@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from control_plane.api.capacity import EntitlementSpec
-from control_plane.api.job_changes import is_untouched
+from control_plane.api.job_changes import has_same_tasks_and_specs
 from control_plane.api.jobs import JobRecord
 from control_plane.runtime.job_table import JobTable
 from control_plane.scheduler.core.decision import Decision
@@ -68,7 +68,7 @@ class SurgeBuffer:
 
     def _job_changed(self, name: str, before: JobRecord | None, after: JobRecord | None) -> None:
         """Count the stored extra tasks; a removed one makes room for that of another job."""
-        if is_untouched(before, after):
+        if has_same_tasks_and_specs(before, after):
             return
         for entitlement in {r.spec.entitlement for r in (before, after) if r is not None}:
             is_in_it = after is not None and after.spec.entitlement == entitlement

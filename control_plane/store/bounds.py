@@ -36,14 +36,14 @@ class Bounds:
     def check(self, operations: Sequence[Operation]) -> None:
         """Count a transaction that is over a bound, or raise `ValueError` if strict."""
         if len(operations) > ROWS_MAX:
-            self._over(
+            self._report(
                 operations[0].key, f"{len(operations)} operations; the maximum is {ROWS_MAX}"
             )
         for operation in operations:
             if isinstance(operation, Put) and len(operation.value) > VALUE_MAX:
-                self._over(operation.key, f"a value of {len(operation.value)} bytes")
+                self._report(operation.key, f"a value of {len(operation.value)} bytes")
 
-    def _over(self, key: str, what: str) -> None:
+    def _report(self, key: str, what: str) -> None:
         if self._strict:
             raise ValueError(f"a transaction is too large for every engine: {what} at {key}")
         kind = key.split("/", 1)[0]
@@ -54,10 +54,11 @@ class Bounds:
 
 def check_values(operations: Sequence[Operation]) -> None:
     """Raise `Unprocessable` for a value that is too large: users determine the size of some."""
-    for one in operations:
-        if isinstance(one, Put) and len(one.value) > VALUE_MAX:
+    for operation in operations:
+        if isinstance(operation, Put) and len(operation.value) > VALUE_MAX:
+            key, size = operation.key, len(operation.value)
             raise Unprocessable(
-                f"cannot write {one.key}: it would have {len(one.value)} bytes, and the store "
+                f"cannot write {key}: it would have {size} bytes, and the store "
                 f"accepts {VALUE_MAX}",
                 hint="shorten what it contains, such as command and environment of a job, of "
                 "which the last versions are kept",

@@ -13,7 +13,7 @@ import sqlite3
 from concurrent.futures import Future, ThreadPoolExecutor
 
 _EVERY = 4 << 20
-"""Bytes in the log after which it is moved; after a crash a few times as many are read back."""
+"""Bytes in the log after which it is moved; a start after a crash reads a few times as many."""
 _PER_ROW = 8 << 10
 """Bytes that a row costs in addition to twice its value: partly written pages."""
 _PASSES = 2

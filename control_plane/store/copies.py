@@ -21,8 +21,8 @@ from wire.errors import ConfigError
 
 FILE = "twine.db"
 EPOCHS_BETWEEN = 50_000
-"""Allowed number of starts since the copy: more than a day of one every two seconds. Tables
-count in 2^53 with 32 bits below the epoch (`runtime/readable.py`): room for 40 of these."""
+"""Allowed number of starts since the copy: one every two seconds for more than a day. Tables
+count in 2^53 with 32 bits below the epoch (`runtime/readable.py`), so 40 restores fit."""
 REVISIONS_BETWEEN = 1 << 36
 """Allowed number of writes since the copy: nine days at 80,000 a second (docs/adr/0006)."""
 
@@ -46,8 +46,11 @@ class Numbers:
     revision: int
 
 
-def above(copy: Facts, lost: Facts | None) -> Numbers:
-    """Return numbers above all that were assigned since a copy; `lost`: the replaced store's."""
+def numbers_above(copy: Facts, lost: Facts | None) -> Numbers:
+    """Return numbers above all that may have been assigned since a copy was made.
+
+    `lost` has those of the replaced store, if it could be read.
+    """
     known = (copy,) if lost is None else (copy, lost)
     return Numbers(
         max(facts.epoch for facts in known) + EPOCHS_BETWEEN,
@@ -62,7 +65,7 @@ def make_copy(source: Path, target: Path, at: float) -> Facts:
     the copy is complete and on disk.
     """
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    with _named(target), ExitStack() as stack:
+    with _errors_about(target), ExitStack() as stack:
         stack.callback(part.unlink, missing_ok=True)
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         with closing(_opened(source)) as store, closing(sqlite3.connect(part)) as copy:
@@ -70,7 +73,7 @@ def make_copy(source: Path, target: Path, at: float) -> Facts:
             copy.execute("PRAGMA journal_mode=DELETE")
             statements.write_meta(copy, copied_at=int(at))
             copy.commit()
-        found = look(part)
+        copied = read_facts(part)
         fd = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -79,15 +82,15 @@ def make_copy(source: Path, target: Path, at: float) -> Facts:
         os.link(part, target)  # fails if the target exists
         part.unlink()
         durable.sync_folder(target.parent)
-    return found
+    return copied
 
 
-def look(path: Path) -> Facts:
+def read_facts(path: Path) -> Facts:
     """Read a store's file whole and return its facts; `ConfigError` for a damaged one."""
-    with _named(path), closing(_opened(path)) as db:
-        trouble = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if trouble != "ok":
-            raise ConfigError(f"{path} is damaged: {trouble}", hint="make another copy")
+    with _errors_about(path), closing(_opened(path)) as db:
+        finding = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if finding != "ok":
+            raise ConfigError(f"{path} is damaged: {finding}", hint="make another copy")
         meta = dict(db.execute("SELECT name, value FROM meta"))
         if not 2 <= meta.get("schema", 0) <= statements.SCHEMA:
             raise ConfigError(
@@ -102,9 +105,9 @@ def look(path: Path) -> Facts:
         return Facts(float(meta.get("copied_at", 0)), meta.get("epoch", 0), revision, keys)
 
 
-def prepare(copy: Path, target: Path, numbers: Numbers) -> None:
+def prepare_store(copy: Path, target: Path, numbers: Numbers) -> None:
     """Make a store's file from a copy; its numbers and its history begin at `numbers`."""
-    with _named(target):
+    with _errors_about(target):
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -122,7 +125,7 @@ def put_in_place(made: Path, folder: Path, aside: Path) -> None:
     A process that dies in between leaves the old file without its last writes, or no file: hosts
     refuse both (docs/adr/0111), and the same command again completes the work.
     """
-    with _named(folder / FILE):
+    with _errors_about(folder / FILE):
         with closing(_opened(made)) as db:
             db.execute("PRAGMA journal_mode=DELETE")  # everything is in one file
         aside.mkdir(mode=0o700)
@@ -140,7 +143,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _errors_about(path: Path) -> Iterator[None]:
     """Turn errors of SQLite and the file system into `ConfigError` with the file's name."""
     try:
         yield

@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import groupby
 from typing import Self
 
@@ -26,7 +27,7 @@ from control_plane.store.copies import Numbers
 from control_plane.store.etcd_client import EtcdClient, created_at, read_range, written_at
 from control_plane.store.feed import HISTORY, Feed
 from control_plane.store.leadership import Leadership, now_s
-from control_plane.store.moved import MigrationNote, refuse
+from control_plane.store.moved import MigrationNote, refuse_noted_store
 from control_plane.store.protocol import (
     LAST,
     Compacted,
@@ -36,7 +37,7 @@ from control_plane.store.protocol import (
     Operation,
     Put,
     check_transaction,
-    stale,
+    stale_error,
 )
 from control_plane.store.standby_copy import StandbyCopy
 from control_plane.store.write_times import WriteTimes
@@ -75,7 +76,7 @@ class EtcdStore:
         of epochs. The election writes what `announce(epoch)` returns. `clock` measures leases, in
         seconds.
         """
-        self._connect, self._clock = client, clock
+        self._make_client, self._clock = client, clock
         self.bounds = Bounds(strict=True)
         self.times = WriteTimes()
         self._settings, self._history, self._standing_by = settings, history, standing_by
@@ -84,31 +85,31 @@ class EtcdStore:
         self._role, self._announce = role, announce
         self._feed: Feed | None = None
         self._newest = self._shift = 0
-        """`_shift` is added to etcd's revisions, so that a store from another engine continues."""
+        """`_shift` is added to etcd's revisions, to continue those of a store of another engine."""
         self._migrating = migrating
         self.note: MigrationNote | None = None
         self._leadership: Leadership | None = None
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Become the leader; `Busy` if another process leads and `standby` is off."""
+        """Win the election; `Busy` if another process leads and `standby` is off."""
         async with AsyncExitStack() as stack:
-            self._client = await stack.enter_async_context(self._connect(self._settings))
+            self._client = await stack.enter_async_context(self._make_client(self._settings))
             name = f"{socket.gethostname()}:{os.getpid()}"
-            leadership = Leadership(
-                *(self._client, self._meta, self._settings.ttl_s, name, self._clock)
-            )
-            leadership.of_role(self._role, lambda epoch: map(self._put, self._announce(epoch)))
-            self._copy = StandbyCopy(self._client, self._data, self._bytes(LAST))
+            ttl_s = self._settings.ttl_s
+            leadership = Leadership(self._client, self._meta, ttl_s, name, self._clock)
+            leadership.lead_role(self._role, lambda epoch: map(self._put, self._announce(epoch)))
+            self._copy = StandbyCopy(self._client, self._data, self._key_bytes(LAST))
             stack.push_async_callback(self._copy.end)
-            revision = await leadership.take(self._stand_by if self._settings.standby else None)
-            stack.push_async_callback(leadership.give_up)
-            self._copy.used_from_now()
+            revision = await leadership.campaign(self._stand_by if self._settings.standby else None)
+            stack.push_async_callback(leadership.resign)
+            self._copy.serve_lists()
             revision += await self._read_meta(leadership)
             self._feed, self._newest = Feed(revision, revision, self._history), revision
-            self._moved = asyncio.Event()
+            self._advanced = asyncio.Event()
             for loop in (self._follow(self._feed), self._compact_forever(self._feed)):
                 task = asyncio.create_task(loop)
+                task.add_done_callback(partial(_report_failure, leadership))
                 stack.push_async_callback(_end, task)
             self._leadership, self._stack = leadership, stack.pop_all()
         return self
@@ -124,7 +125,7 @@ class EtcdStore:
 
     def epoch(self) -> int:
         """Return the leadership term: it rises by one with each leader."""
-        return self._leading().epoch
+        return self._require_leadership().epoch
 
     def revision(self) -> int:
         """Return the newest revision that this leader has written or seen."""
@@ -132,27 +133,27 @@ class EtcdStore:
 
     async def get(self, key: str) -> Entry | None:
         """Return the entry of a key."""
-        self._leading()
-        answer = await self._client.read("KV/Range", pb.RangeRequest(key=self._bytes(key)))
+        self._require_leadership()
+        answer = await self._client.read("KV/Range", pb.RangeRequest(key=self._key_bytes(key)))
         return self._entry(answer.kvs[0]) if answer.kvs else None
 
     async def list_prefix(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
         """Return the keys below a prefix and after a key, all at one revision."""
-        self._leading()
-        begin = self._bytes(max(prefix, after and after + "\0"))
-        end = self._bytes(prefix + LAST)
+        self._require_leadership()
+        begin = self._key_bytes(max(prefix, after and after + "\0"))
+        end = self._key_bytes(prefix + LAST)
         copy = self._copy
-        if copy.is_used and await copy.has(self._newest - self._shift):
+        if copy.serves_lists and await copy.is_up_to(self._newest - self._shift):
             found = tuple(map(self._entry, copy.between(begin, end, limit)))
             return Listing(copy.at + self._shift, found)
-        if begin >= end:  # nothing: this key does not exist
+        if begin >= end:  # an empty range: list one key that does not exist
             begin, end = self._data, b""
         revision, kvs = await read_range(self._client, begin, end, limit)
         return Listing(revision + self._shift, tuple(map(self._entry, kvs)))
 
     async def txn(self, compare: Mapping[str, int], operations: Sequence[Operation]) -> int:
         """Return the new revision once a majority has it on disk, or raise `Conflict`."""
-        leadership = self._leading()
+        leadership = self._require_leadership()
         check_transaction(compare, operations)
         check_values(operations)
         self.bounds.check(operations)
@@ -162,7 +163,7 @@ class EtcdStore:
         with self.times.measured():
             answer = await self._client.write(request)
         if not answer.succeeded:
-            raise self._stale(leadership, compare, answer)
+            raise self._refusal(leadership, compare, answer)
         revision = int(answer.header.revision) + self._shift
         self._newest = max(self._newest, revision)
         return revision
@@ -181,18 +182,18 @@ class EtcdStore:
 
     async def wait_failed(self) -> None:
         """Never return; raise the reason once this process can never write again."""
-        why = await asyncio.shield(self._leading().lost)
+        why = await asyncio.shield(self._require_leadership().lost)
         raise Busy(f"this control plane no longer leads: {why}")
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[KeyChange]:
         """Yield changes after a revision."""
-        return self._open().follow(prefix, from_revision)
+        return self._require_feed().follow(prefix, from_revision)
 
     async def compact(self, revision: int) -> None:
         """Drop the history up to a revision, here and in etcd."""
-        feed = self._open()
+        feed = self._require_feed()
         while feed.revision < min(revision, self._newest):
-            await self._moved.wait()
+            await self._advanced.wait()
         feed.compact(revision)
         with contextlib.suppress(Compacted):
             await self._client.read("KV/Compact", self._compaction(revision))
@@ -204,10 +205,10 @@ class EtcdStore:
 
         Atomic, and only while this process leads. Without a note the store can be opened.
         """
-        leadership = self._leading()
+        leadership = self._require_leadership()
         answer = await self._client.read("KV/Range", pb.RangeRequest(key=self._meta + _NOTE))
-        lacks = above.revision - int(answer.header.revision)
-        epoch, shift = max(above.epoch, leadership.epoch), max(self._shift, lacks)
+        missing = above.revision - int(answer.header.revision)
+        epoch, shift = max(above.epoch, leadership.epoch), max(self._shift, missing)
         puts = {b"epoch": b"%d" % epoch, _SHIFT: b"%d" % shift}
         operations = [
             pb.RequestOp(request_put=pb.PutRequest(key=self._meta + name, value=value))
@@ -224,7 +225,7 @@ class EtcdStore:
         request.success.extend(operations)
         answer = await self._client.write(request)
         if not answer.succeeded:
-            raise self._stale(leadership, {}, answer)
+            raise self._refusal(leadership, {}, answer)
         self.note, self._shift = note, shift
 
     async def _read_meta(self, leadership: Leadership) -> int:
@@ -233,13 +234,14 @@ class EtcdStore:
         A migration first writes its key, then reads the leaders. Leaders first write theirs, then
         read the migration's. So at least one of the two is refused.
         """
-        passing = self._meta + _MIGRATING
+        migrating_key = self._meta + _MIGRATING
         if self._migrating:
             request = self._request(leadership, {}, [])
-            request.success.append(pb.RequestOp(request_put=leadership.passing(passing)))
+            put = leadership.leased_put(migrating_key)
+            request.success.append(pb.RequestOp(request_put=put))
             answer = await self._client.write(request)
             if not answer.succeeded:
-                raise self._stale(leadership, {}, answer)
+                raise self._refusal(leadership, {}, answer)
         end = self._meta[:-1] + b"0"  # the byte after the slash
         answer = await self._client.read("KV/Range", pb.RangeRequest(key=self._meta, range_end=end))
         found = {kv.key.removeprefix(self._meta): kv.value for kv in answer.kvs}
@@ -257,7 +259,7 @@ class EtcdStore:
         if _NOTE in found:
             self.note = msgspec.json.decode(found[_NOTE], type=MigrationNote)
             if not self._migrating:
-                refuse(f"etcd below {self._settings.prefix}", self.note)
+                refuse_noted_store(f"etcd below {self._settings.prefix}", self.note)
         return self._shift
 
     # -- requests
@@ -266,11 +268,11 @@ class EtcdStore:
         self, leadership: Leadership, compare: Mapping[str, int], operations: Sequence[Operation]
     ) -> pb.TxnRequest:
         """Return a transaction that also compares the leader; on failure it reads the keys."""
-        keys = {key: self._bytes(key) for key in compare}
+        keys = {key: self._key_bytes(key) for key in compare}
         request = pb.TxnRequest(
             compare=[
                 created_at(leadership.key, leadership.term),
-                *(written_at(keys[key], self._raw(at)) for key, at in compare.items()),
+                *(written_at(keys[key], self._etcd_revision(at)) for key, at in compare.items()),
             ],
             success=map(self._operation, operations),
             failure=[
@@ -285,13 +287,13 @@ class EtcdStore:
     def _operation(self, operation: Operation) -> pb.RequestOp:
         if isinstance(operation, Put):
             return pb.RequestOp(request_put=self._put(operation))
-        key = self._bytes(operation.key)
+        key = self._key_bytes(operation.key)
         return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))
 
     def _put(self, put: Put) -> pb.PutRequest:
-        return pb.PutRequest(key=self._bytes(put.key), value=put.value)
+        return pb.PutRequest(key=self._key_bytes(put.key), value=put.value)
 
-    def _stale(
+    def _refusal(
         self, leadership: Leadership, compare: Mapping[str, int], answer: pb.TxnResponse
     ) -> TwineError:
         """Return why a transaction was refused: another leader, or a key at another revision."""
@@ -303,14 +305,14 @@ class EtcdStore:
         for (key, expected), kvs in zip(compare.items(), found[1:], strict=True):
             at = kvs[0].mod_revision + self._shift if kvs else 0
             if at != expected:
-                return stale(key, expected, at)
+                return stale_error(key, expected, at)
         return Conflict("cannot write: a compared key has changed")
 
     # -- the history
 
     async def _follow(self, feed: Feed) -> None:
-        """Feed watchers from one watch of all keys; after a gap watchers have to list again."""
-        end = self._bytes(LAST)
+        """Feed all watchers from one watch of all keys; after a gap they have to list again."""
+        end = self._key_bytes(LAST)
         while True:
             try:
                 async for response in self._client.watch(
@@ -319,18 +321,18 @@ class EtcdStore:
                     changes = map(self._change, response.events)
                     by_revision = groupby(changes, lambda change: change.revision)
                     feed.extend([list(group) for _, group in by_revision])
-                    self._saw(feed.revision)
+                    self._advance_newest(feed.revision)
             except Compacted:
                 with contextlib.suppress(TwineError):  # the next watch finds the gap again
                     revision = (await self.list_prefix("", limit=1)).revision
                     log.warning("etcd has compacted the history", extra={"revision": revision})
                     feed.skip_to(revision)
-                    self._saw(revision)
+                    self._advance_newest(revision)
 
-    def _saw(self, revision: int) -> None:
+    def _advance_newest(self, revision: int) -> None:
         self._newest = max(self._newest, revision)
-        self._moved.set()
-        self._moved = asyncio.Event()
+        self._advanced.set()
+        self._advanced = asyncio.Event()
 
     async def _compact_forever(self, feed: Feed) -> None:
         """Compact history that watchers no longer need, and warn before etcd's quota is full."""
@@ -348,39 +350,46 @@ class EtcdStore:
 
     # -- keys, values and revisions
 
-    def _raw(self, revision: int) -> int:
-        """Return etcd's number of a revision; `_NEVER` for one from before the migration."""
+    def _etcd_revision(self, revision: int) -> int:
+        """Return etcd's own number of a revision; `_NEVER` for one from before a migration."""
         raw = revision - self._shift
         return raw if raw > 0 else _NEVER if revision else 0
 
     def _compaction(self, revision: int) -> pb.CompactionRequest:
         return pb.CompactionRequest(revision=revision - self._shift)
 
-    def _bytes(self, key: str) -> bytes:
+    def _key_bytes(self, key: str) -> bytes:
         return self._data + key.encode()
 
-    def _text(self, key: bytes) -> str:
+    def _key_text(self, key: bytes) -> str:
         return key[len(self._data) :].decode()
 
     def _entry(self, kv: pb.KeyValue) -> Entry:
-        return Entry(self._text(kv.key), kv.value, kv.mod_revision + self._shift)
+        return Entry(self._key_text(kv.key), kv.value, kv.mod_revision + self._shift)
 
     def _change(self, event: pb.Event) -> KeyChange:
         gone = event.type == pb.Event.DELETE
         kv = event.kv
         return KeyChange(
-            self._text(kv.key), None if gone else kv.value, kv.mod_revision + self._shift
+            self._key_text(kv.key), None if gone else kv.value, kv.mod_revision + self._shift
         )
 
-    def _leading(self) -> Leadership:
+    def _require_leadership(self) -> Leadership:
         if self._leadership is None:
             raise Busy("cannot use the store: it is not open")
         return self._leadership
 
-    def _open(self) -> Feed:
+    def _require_feed(self) -> Feed:
         if self._feed is None:
             raise Busy("cannot use the store: it is not open")
         return self._feed
+
+
+def _report_failure(leadership: Leadership, task: asyncio.Task[None]) -> None:
+    """Give up the lead if a loop failed: without it, this process reads nothing new."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("a loop of the store has failed", exc_info=error)
+        leadership.lose(f"a loop of its store failed: {error!r}")
 
 
 async def _end(task: asyncio.Task[None]) -> None:

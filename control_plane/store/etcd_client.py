@@ -36,7 +36,7 @@ _LEADER_REQUIRED = (("hasleader", "true"),)
 _TRIES_A_MEMBER = 2
 _PAGE = 1000
 """Keys of one range call; a longer list is read in several calls, all at one revision."""
-_AGAIN = (
+_RETRYABLE = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
@@ -54,14 +54,14 @@ _CALLS: dict[str, Any] = {
 
 
 class EtcdClient:
-    """Connections to all members; one is used until a call to it fails."""
+    """Connections to all members; calls use one of them until it fails."""
 
     def __init__(self, settings: EtcdSettings) -> None:
         if not settings.endpoints:
             raise ConfigError("etcd has no endpoints", hint="[etcd] endpoints = ['https://…:2379']")
         self._settings = settings
         self._members: list[aio.Channel] = []
-        self._used = 0
+        self._current = 0
 
     async def __aenter__(self) -> EtcdClient:
         secrets = _credentials(self._settings)
@@ -82,14 +82,14 @@ class EtcdClient:
         """Return the answer of a call that may be repeated, or raise `Busy`."""
         error: aio.AioRpcError | None = None
         for _ in range(_TRIES_A_MEMBER * len(self._members)):
-            member = self._used
+            member = self._current
             try:
                 return await self._call(member, call, request)
             except aio.AioRpcError as e:
-                if e.code() not in _AGAIN:
-                    raise _refused(e) from e
+                if e.code() not in _RETRYABLE:
+                    raise _refusal(e) from e
                 error = e
-                self._leave(member)
+                self._switch_from(member)
         raise Busy(
             f"no member of etcd answers: {error.details() if error else 'closed'}",
             hint=f"are the members at {', '.join(self._settings.endpoints)} up, and a majority?",
@@ -97,19 +97,19 @@ class EtcdClient:
 
     async def write(self, request: pb.TxnRequest) -> pb.TxnResponse:
         """Return the answer of a transaction; `UnknownOutcome` if etcd may have committed it."""
-        member = self._used
+        member = self._current
         try:
             answer: pb.TxnResponse = await self._call(member, "KV/Txn", request)
         except aio.AioRpcError as e:
-            if e.code() not in _AGAIN:
-                raise _refused(e) from e
-            self._leave(member)
+            if e.code() not in _RETRYABLE:
+                raise _refusal(e) from e
+            self._switch_from(member)
             raise UnknownOutcome(f"etcd did not answer a write: {e.details()}") from e
         return answer
 
     async def keep_alive(self, lease: int, timeout_s: float) -> int:
         """Renew a lease once; return its remaining seconds, 0 if etcd has ended it."""
-        member = self._used
+        member = self._current
         call = self._members[member].stream_stream(
             "/etcdserverpb.Lease/LeaseKeepAlive",
             request_serializer=pb.LeaseKeepAliveRequest.SerializeToString,
@@ -120,7 +120,7 @@ class EtcdClient:
             answer = await call.read()
             return 0 if answer is aio.EOF else int(answer.TTL)
         except (aio.AioRpcError, asyncio.InvalidStateError) as e:
-            self._leave(member)
+            self._switch_from(member)
             raise Busy(f"etcd did not renew a lease: {e}") from e
         finally:
             call.cancel()
@@ -135,7 +135,7 @@ class EtcdClient:
         """
         pause_s = 0.1
         while True:
-            member = self._used
+            member = self._current
             call = self._members[member].stream_stream(
                 "/etcdserverpb.Watch/Watch",
                 request_serializer=pb.WatchRequest.SerializeToString,
@@ -156,7 +156,7 @@ class EtcdClient:
                 pass
             finally:
                 call.cancel()
-            self._leave(member)
+            self._switch_from(member)
             await asyncio.sleep(pause_s)
             pause_s = min(2.0, pause_s * 2)
 
@@ -170,10 +170,10 @@ class EtcdClient:
         )
         return await method(request, timeout=CALL_S)
 
-    def _leave(self, member: int) -> None:
+    def _switch_from(self, member: int) -> None:
         """Use the next member, unless a concurrent call has changed it already."""
-        if member == self._used and self._members:
-            self._used = (member + 1) % len(self._members)
+        if member == self._current and self._members:
+            self._current = (member + 1) % len(self._members)
 
 
 async def read_range(
@@ -205,7 +205,7 @@ def written_at(key: bytes, revision: int) -> pb.Compare:
     return compare(result=compare.EQUAL, target=compare.MOD, key=key, mod_revision=revision)
 
 
-def _refused(error: aio.AioRpcError) -> TwineError:
+def _refusal(error: aio.AioRpcError) -> TwineError:
     """Return the error for a definite refusal: etcd changed nothing."""
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -28,7 +28,7 @@ class Feed:
         self._history = history
         self._batches: deque[tuple[int, tuple[KeyChange, ...]]] = deque()
         self._changes = self._bytes = 0
-        self._more = asyncio.Event()
+        self._extended = asyncio.Event()
 
     def extend(self, transactions: Iterable[Sequence[KeyChange]]) -> None:
         """Add transactions, none of them empty, and wake the watchers."""
@@ -36,16 +36,16 @@ class Feed:
             self.revision = changes[0].revision
             self._batches.append((self.revision, tuple(changes)))
             self._changes += len(changes)
-            self._bytes += _size(changes)
+            self._bytes += _value_bytes(changes)
             while self._changes > self._history or self._bytes > HISTORY_BYTES:
-                self.compacted = self._forget()
+                self.compacted = self._drop_oldest()
         self._wake()
 
     def compact(self, revision: int) -> None:
         """Drop everything up to a revision; watchers that still need it get `Compacted`."""
         self.compacted = max(self.compacted, min(revision, self.revision))
         while self._batches and self._batches[0][0] <= self.compacted:
-            self._forget()
+            self._drop_oldest()
         self._wake()
 
     def skip_to(self, revision: int) -> None:
@@ -58,7 +58,7 @@ class Feed:
     async def follow(self, prefix: str, after: int) -> AsyncIterator[KeyChange]:
         """Yield all changes below a prefix after a revision, forever."""
         while True:
-            more = self._more
+            extended = self._extended
             if after < self.compacted:
                 raise Compacted(
                     f"cannot watch {prefix!r} from revision {after}: the history starts after"
@@ -72,24 +72,24 @@ class Feed:
                         yield change
                 after = revision
             if not batches:
-                await more.wait()
+                await extended.wait()
 
-    def _forget(self) -> int:
+    def _drop_oldest(self) -> int:
         revision, changes = self._batches.popleft()
         self._changes -= len(changes)
-        self._bytes -= _size(changes)
+        self._bytes -= _value_bytes(changes)
         return revision
 
     def _wake(self) -> None:
-        self._more.set()
-        self._more = asyncio.Event()
+        self._extended.set()
+        self._extended = asyncio.Event()
 
     def _after(self, revision: int) -> list[tuple[int, tuple[KeyChange, ...]]]:
         """Return the kept transactions after a revision, oldest first."""
-        found = list(takewhile(lambda batch: batch[0] > revision, reversed(self._batches)))
-        found.reverse()
-        return found
+        kept = list(takewhile(lambda batch: batch[0] > revision, reversed(self._batches)))
+        kept.reverse()
+        return kept
 
 
-def _size(changes: Sequence[KeyChange]) -> int:
+def _value_bytes(changes: Sequence[KeyChange]) -> int:
     return sum(len(change.value) for change in changes if change.value is not None)

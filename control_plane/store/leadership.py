@@ -20,7 +20,7 @@ from wire.errors import Busy, TwineError, UnknownOutcome
 
 log = logging.getLogger(__name__)
 _RENEWALS = 4
-"""Renewals within one life of the lease: two may be lost."""
+"""Renewals within the time to live of the lease: two may fail."""
 _RETRY_S = 0.1
 _MARGIN = 0.2
 """Share of the lease that is not used at its end, for pauses and for clocks of different speed."""
@@ -32,7 +32,7 @@ def now_s() -> float:
 
 
 class Leadership:
-    """Held by this process from `take` until `failure` returns why it is lost."""
+    """Held by this process from `campaign` until `failure` returns why it is lost."""
 
     def __init__(
         self,
@@ -48,28 +48,28 @@ class Leadership:
         self.term = 0
         """Creation revision of the leader's key; every write compares it."""
         self.epoch = 0
-        self._announced: Callable[[int], Iterable[pb.PutRequest]] = lambda _epoch: ()
+        self._announce: Callable[[int], Iterable[pb.PutRequest]] = lambda _epoch: ()
         self._lease = 0
         self._good_until = 0.0
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolves to the reason once leadership is lost."""
         self._renewing: asyncio.Task[None] | None = None
 
-    def of_role(self, role: str, announced: Callable[[int], Iterable[pb.PutRequest]]) -> None:
-        """Lead one role of several; the election also writes what `announced(epoch)` returns."""
+    def lead_role(self, role: str, announce: Callable[[int], Iterable[pb.PutRequest]]) -> None:
+        """Lead one role of several; the election also writes what `announce(epoch)` returns."""
         self.key += f"-{role}".encode() if role else b""
-        self._announced = announced
+        self._announce = announce
 
-    async def take(self, standing_by: Callable[[str], None] | None) -> int:
+    async def campaign(self, standing_by: Callable[[str], None] | None) -> int:
         """Become the leader and return the revision of the election; `Busy` if another leads.
 
         With `standing_by`, call it with each other leader's name and wait for its lease to end.
         """
-        known = ""
+        reported = ""
         while True:
-            leader, epoch, revision = await self._look()
+            leader, epoch, revision = await self._read_leader()
             if leader is None:
-                if revision := await self._try(epoch):
+                if revision := await self._try_election(epoch):
                     log.info("leading", extra={"epoch": self.epoch})
                     self._renewing = asyncio.create_task(self._renew())
                     return revision
@@ -79,13 +79,13 @@ class Leadership:
                     f"cannot open the store: another control plane leads ({leader})",
                     hint="stop the other process, or run this one with [etcd] standby = true",
                 )
-            if leader != known:
+            if leader != reported:
                 log.info("standing by", extra={"leader": leader})
                 standing_by(leader)
-                known = leader
+                reported = leader
             await self._wait_for_change(revision)
 
-    async def give_up(self) -> None:
+    async def resign(self) -> None:
         """End the lease, so that the next leader need not wait for it."""
         if self._renewing is not None:
             self._renewing.cancel()
@@ -97,7 +97,7 @@ class Leadership:
             except TwineError as e:  # it expires by itself
                 log.warning("cannot end the lease", extra={"why": e})
 
-    def passing(self, key: bytes) -> pb.PutRequest:
+    def leased_put(self, key: bytes) -> pb.PutRequest:
         """Return a write of a key that is deleted with the lease."""
         return pb.PutRequest(key=key, value=self._name.encode(), lease=self._lease)
 
@@ -106,16 +106,16 @@ class Leadership:
         if self.lost.done():
             return self.lost.result()
         if self._clock() >= self._good_until:
-            self._lose("the lease could not be renewed in time")
+            self.lose("the lease could not be renewed in time")
             return self.lost.result()
         return ""
 
     def deposed(self) -> None:
-        """Note that etcd refused a write because another process leads."""
-        self._lose("another control plane leads")
+        """Record that etcd refused a write because another process leads."""
+        self.lose("another control plane leads")
 
-    async def _look(self) -> tuple[str | None, pb.KeyValue | None, int]:
-        """Return the leader's name (None: there is none), the entry of the epoch, the revision."""
+    async def _read_leader(self) -> tuple[str | None, pb.KeyValue | None, int]:
+        """Return the leader's name (None: no leader), the entry of the epoch, and the revision."""
         found = [
             await self._client.read("KV/Range", pb.RangeRequest(key=key))
             for key in (self.key, self._epoch_key)
@@ -136,7 +136,7 @@ class Leadership:
             ):
                 await anext(changes)
 
-    async def _try(self, epoch: pb.KeyValue | None) -> int:
+    async def _try_election(self, epoch: pb.KeyValue | None) -> int:
         """Return the revision at which this process became the leader; 0: it did not."""
         asked = self._clock()
         granted = await self._client.read("Lease/LeaseGrant", pb.LeaseGrantRequest(TTL=self._ttl_s))
@@ -144,7 +144,7 @@ class Leadership:
         puts = (
             pb.PutRequest(key=self.key, value=self._name.encode(), lease=self._lease),
             pb.PutRequest(key=self._epoch_key, value=b"%d" % number),
-            *self._announced(number),
+            *self._announce(number),
         )
         request = pb.TxnRequest(
             compare=[
@@ -156,11 +156,11 @@ class Leadership:
         try:
             answer = await self._client.write(request)
         except UnknownOutcome:
-            await self.give_up()  # if the election succeeded, this ends it; then try again
+            await self.resign()  # if the election succeeded, this ends it; then try again
             return 0
         good_until = asked + granted.TTL * (1 - _MARGIN)
         if not answer.succeeded or self._clock() >= good_until:  # it may have been paused
-            await self.give_up()
+            await self.resign()
             return 0
         self.term, self.epoch = answer.header.revision, number
         self._good_until = good_until
@@ -178,11 +178,11 @@ class Leadership:
                 pause_s = _RETRY_S  # at the next member
                 continue
             if ttl_s == 0:
-                self._lose("its lease has expired")
+                self.lose("its lease has expired")
             else:
                 self._good_until = asked + ttl_s * (1 - _MARGIN)
 
-    def _lose(self, why: str) -> None:
+    def lose(self, why: str) -> None:
         if not self.lost.done():
             log.error("leadership is lost", extra={"why": why})
             self.lost.set_result(why)

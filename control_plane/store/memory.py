@@ -21,7 +21,7 @@ from control_plane.store.protocol import (
     Operation,
     Put,
     check_transaction,
-    stale,
+    stale_error,
 )
 from control_plane.store.write_times import WriteTimes
 from wire.errors import Busy
@@ -86,7 +86,7 @@ class MemoryStore:
         for key, expected in compare.items():
             entry = self._entries.get(key)
             if (found := entry.revision if entry else 0) != expected:
-                raise stale(key, expected, found)
+                raise stale_error(key, expected, found)
         if not operations:
             return self._revision
         self._revision += 1
@@ -102,7 +102,7 @@ class MemoryStore:
                 if self._entries.pop(operation.key, None):
                     self._order = None
                 changes.append(KeyChange(operation.key, None, self._revision))
-        self._follow().extend([changes])
+        self._open_feed().extend([changes])
         return self._revision
 
     def failure(self) -> str:
@@ -115,13 +115,13 @@ class MemoryStore:
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[KeyChange]:
         """Yield changes after a revision."""
-        return self._follow().follow(prefix, from_revision)
+        return self._open_feed().follow(prefix, from_revision)
 
     async def compact(self, revision: int) -> None:
         """Drop the history up to a revision."""
-        self._follow().compact(revision)
+        self._open_feed().compact(revision)
 
-    def _follow(self) -> Feed:
+    def _open_feed(self) -> Feed:
         if self._feed is None:
             raise Busy("cannot use the store: it is not open")
         return self._feed

@@ -83,25 +83,26 @@ async def migrate(
     """
     numbers = Numbers(source.store.epoch(), source.store.revision())
     if source.note is not None:
-        if not await _moved_before(source, source.note, target):
+        if not await _is_last_step_left(source, source.note, target):
             return False
     else:
-        await _prove(source, target, numbers, report)
+        await _copy_and_verify(source, target, numbers, report)
     await target.finish(numbers)
     report(f"{target.name} is already the store")
     return True
 
 
-async def _moved_before(
-    source: MigrationSource, left: MigrationNote, target: MigrationTarget
+async def _is_last_step_left(
+    source: MigrationSource, source_note: MigrationNote, target: MigrationTarget
 ) -> bool:
-    """Return whether only the last step is left; False: no step is left."""
-    coming = target.note
-    if left.state is not MigrationState.MOVED:
+    """Return whether only the last step is left; False if no step is left."""
+    target_note = target.note
+    if source_note.state is not MigrationState.MOVED:
         raise ConfigError(f"a migration into {source.name} is incomplete: it cannot be a source")
-    if coming is not None and (coming.run, coming.state) == (left.run, MigrationState.PROVED):
+    wanted = (source_note.run, MigrationState.PROVED)
+    if target_note is not None and (target_note.run, target_note.state) == wanted:
         return True
-    if coming is None and not await target.empty():
+    if target_note is None and not await target.empty():
         return False
     raise ConfigError(
         f"the store in {source.name} was moved before, and not into {target.name}",
@@ -109,35 +110,36 @@ async def _moved_before(
     )
 
 
-async def _prove(
+async def _copy_and_verify(
     source: MigrationSource,
     target: MigrationTarget,
     numbers: Numbers,
     report: Callable[[str], None],
 ) -> None:
     """Copy all records, read them back, and mark the source as moved."""
-    coming = target.note
-    if coming is None and not await target.empty():
+    target_note = target.note
+    if target_note is None and not await target.empty():
         raise ConfigError(
             f"{target.name} already has a store with records",
             hint="use another [etcd] prefix, or move that store's folder away",
         )
-    await _check(source.store)
-    going_on = coming is not None and coming.state is not MigrationState.MOVED
-    run = coming.run if coming is not None and going_on else randbits(61) + 1
+    await _check_sizes(source.store)
+    is_continued = target_note is not None and target_note.state is not MigrationState.MOVED
+    run = target_note.run if target_note is not None and is_continued else randbits(61) + 1
     above = Numbers(numbers.epoch, numbers.revision + REVISIONS_BETWEEN)
     await target.begin(MigrationNote(run, MigrationState.INCOMING, _now()), above)
     report(f"{target.name} is marked as incomplete")
     copied = await write_all(target.store, _differences(source.store, target.store))
     report(f"{copied} records written or removed")
-    found, read_back = await digest(source.store), await digest(target.store)
-    if found != read_back:
+    expected, read_back = await digest(source.store), await digest(target.store)
+    if expected != read_back:
         raise ConfigError(
-            f"{target.name} holds {read_back}, not {found}: the store was not moved",
+            f"{target.name} holds {read_back}, not {expected}: the store was not moved",
             hint="does another program write to it? run the same command again",
         )
     await target.set_note(MigrationNote(run, MigrationState.PROVED, _now()))
-    report(f"{found.records} records, {found.size} bytes read back: equal, {found.sha256[:16]}")
+    total, size, sha256 = expected.records, expected.size, expected.sha256
+    report(f"{total} records, {size} bytes read back: equal, {sha256[:16]}")
     await source.set_note(MigrationNote(run, MigrationState.MOVED, _now()))
     report(f"{source.name} is marked as moved")
 
@@ -153,7 +155,7 @@ async def digest(store: Store) -> Digest:
     return Digest(records, size, total.hexdigest())
 
 
-async def _check(source: Store) -> None:
+async def _check_sizes(source: Store) -> None:
     """Raise `ConfigError` for records that are too large for some engine."""
     large = [e.key async for e in entries(source) if len(e.value) > VALUE_MAX]
     if large:
@@ -164,22 +166,22 @@ async def _check(source: Store) -> None:
 
 
 async def _differences(source: Store, target: Store) -> AsyncIterator[Operation]:
-    """Yield the operations on the target, in one pass over both stores in the order of keys."""
-    there = entries(target)
-    other = await anext(there, None)
+    """Yield the operations that make the target equal, reading both once in the order of keys."""
+    existing = entries(target)
+    other = await anext(existing, None)
     async for entry in entries(source):
         while other is not None and other.key < entry.key:
             yield Delete(other.key)
-            other = await anext(there, None)
+            other = await anext(existing, None)
         if other is None or other.key > entry.key:
             yield Put(entry.key, entry.value)
             continue
         if other.value != entry.value:
             yield Put(entry.key, entry.value)
-        other = await anext(there, None)
+        other = await anext(existing, None)
     while other is not None:
         yield Delete(other.key)
-        other = await anext(there, None)
+        other = await anext(existing, None)
 
 
 def _now() -> int:

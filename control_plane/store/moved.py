@@ -36,7 +36,7 @@ class MigrationNote(msgspec.Struct, frozen=True):
     """Seconds since 1970."""
 
 
-def refuse(store: str, note: MigrationNote) -> NoReturn:
+def refuse_noted_store(store: str, note: MigrationNote) -> NoReturn:
     """Raise `ConfigError` for a control plane that would open a store with a note."""
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(note.at))
     if note.state is MigrationState.MOVED:

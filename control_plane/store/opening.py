@@ -35,7 +35,7 @@ def main_store(
     return EtcdStore(config.etcd, standing_by=standing_by, role=role, announce=announce)
 
 
-async def check_alone(store: Store) -> None:
+async def check_no_shard_leads(store: Store) -> None:
     """Raise `Busy` if shard processes lead while this process wants all roles."""
     leaders = getattr(store, "leaders", None)
     if leaders is not None:  # an engine of several processes

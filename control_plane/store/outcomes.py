@@ -1,7 +1,7 @@
 """Writes whose outcome can be found out when their answer was lost.
 
 A missing change does not prove that a write failed: it may still be under way, and succeed after a
-process has concluded the opposite. So the process that asks first makes the write
+process has concluded the opposite. So a process that asks for the outcome first makes the write
 impossible. Each attempt compares a key that it also writes, and the asking process writes that key
 too. Then either the attempt was first, or it will be refused whenever it arrives.
 That needs only `get` and `txn`, on any engine.
@@ -23,7 +23,7 @@ class Slots:
     """Keys that record which attempts of one writer were made.
 
     A slot is reused once the outcome of its attempt is known, so there are at most as
-    many as there were attempts at one time. Two processes that write to one store have
+    many slots as there were attempts at one time. Two processes that write to one store have
     slots of their own, by the name of the writer. The value of a slot also names the attempt:
     another writer's value is never mistaken for ours.
     """
@@ -39,7 +39,7 @@ class Slots:
     async def take(self) -> tuple[str, int]:
         """Return an unused slot's key and its revision."""
         if not self._free:
-            self.give_back(f"{self._prefix}{self._made}", None)
+            self.release(f"{self._prefix}{self._made}", None)
             self._made += 1
         key, revision = self._free.pop()
         if revision is None:
@@ -52,7 +52,7 @@ class Slots:
         self._attempts += 1
         return f"{self._life} {self._attempts}".encode()
 
-    def give_back(self, key: str, revision: int | None) -> None:
+    def release(self, key: str, revision: int | None) -> None:
         """Free a slot for the next attempt; `revision` None: unknown, it must be read."""
         self._free.append((key, revision))
 
@@ -72,13 +72,13 @@ class WriteAttempt:
         self._operations = operations
         self._slot = ""
         self._known: int | None = None
-        """The outcome, once it is known: then another attempt may have the slot."""
-        self._left_at = 0
-        """The revision of `_key` since the outcome is known."""
+        """The outcome; None while it is unknown. Afterwards another attempt may use the slot."""
+        self._revision_after = 0
+        """The revision of `_key` when the outcome became known."""
         self._key, self._before, self._value = "", 0, slots.mark()
-        only = operations[0] if len(operations) == 1 else None
-        if isinstance(only, Put) and compare.get(only.key, 0):
-            self._key, self._before, self._value = only.key, compare[only.key], only.value
+        single = operations[0] if len(operations) == 1 else None
+        if isinstance(single, Put) and compare.get(single.key, 0):
+            self._key, self._before, self._value = single.key, compare[single.key], single.value
 
     async def make(self) -> int:
         """Return the new revision, or raise what `Store.txn` raises.
@@ -94,14 +94,14 @@ class WriteAttempt:
         try:
             revision = await self._slots.store.txn(compare, operations)
         except Conflict:  # nothing was changed; the conflict may be about the slot
-            self._ended(0, self._before, at=None)
+            self._conclude(0, self._before, at=None)
             raise
         except Busy:  # nothing was changed
-            self._ended(0, self._before, at=self._before)
+            self._conclude(0, self._before, at=self._before)
             raise
-        return self._ended(revision, revision, at=revision)
+        return self._conclude(revision, revision, at=revision)
 
-    async def sure(self) -> int:
+    async def make_and_confirm(self) -> int:
         """Return the new revision, even if the answer was lost; see `make`.
 
         Raises `Busy` if nothing was changed, and the store's error while the outcome is unknown.
@@ -124,35 +124,35 @@ class WriteAttempt:
         store = self._slots.store
         while (known := self._known) is None:
             entry = await store.get(self._key)
-            if self._asked_meanwhile():
+            if self._is_known():
                 continue
             revision = entry.revision if entry is not None else 0
             if revision != self._before:
                 made = entry is not None and entry.value == self._value
-                return self._ended(revision if made else 0, revision, at=revision)
+                return self._conclude(revision if made else 0, revision, at=revision)
             void = _VOID if self._slot or entry is None else entry.value
             try:
                 revision = await store.txn({self._key: self._before}, [Put(self._key, void)])
             except Conflict:
                 continue  # the attempt succeeded just now
-            self._ended(0, revision, at=revision)
+            self._conclude(0, revision, at=revision)
         return known
 
-    def left_at(self, key: str) -> int:
+    def revision_after(self, key: str) -> int:
         """Return the revision of a compared key after an attempt that was not made.
 
         It differs from the compared one where `outcome` had to write the key itself.
         """
-        return self._left_at if key == self._key else self._compare.get(key, 0)
+        return self._revision_after if key == self._key else self._compare.get(key, 0)
 
-    def _asked_meanwhile(self) -> bool:
+    def _is_known(self) -> bool:
         """Return whether another caller found the outcome, so that the slot may be reused."""
         return self._known is not None
 
-    def _ended(self, outcome: int, revision: int, *, at: int | None) -> int:
-        """Note the outcome, and free the slot for the next attempt."""
+    def _conclude(self, outcome: int, revision: int, *, at: int | None) -> int:
+        """Record the outcome, and free the slot for the next attempt."""
         if self._known is None:
-            self._known, self._left_at = outcome, revision
+            self._known, self._revision_after = outcome, revision
             if self._slot:
-                self._slots.give_back(self._slot, at)
+                self._slots.release(self._slot, at)
         return self._known

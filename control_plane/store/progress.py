@@ -1,4 +1,4 @@
-"""A revision that rises, and coroutines that wait for it."""
+"""The revision up to which a process has followed a store, and waiting for it to rise."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import asyncio
 
 
 class FollowedRevision:
-    """How far something has followed a store: everything up to the revision `at`."""
+    """Everything up to the revision `at` was followed."""
 
     def __init__(self, at: int = 0) -> None:
         self.at = at
-        self._more = asyncio.Event()
+        self._advanced = asyncio.Event()
 
-    async def reached(self, revision: int, patience_s: float) -> bool:
-        """Return whether a revision is reached within `patience_s` seconds."""
+    async def wait_reached(self, revision: int, timeout_s: float) -> bool:
+        """Return whether a revision is reached within `timeout_s` seconds."""
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 while self.at < revision:
-                    await self._more.wait()
+                    await self._advanced.wait()
         except TimeoutError:
             return False
         return True
 
-    def reach(self, revision: int) -> None:
-        """Rise to a revision, unless a newer one was reached before."""
+    def advance(self, revision: int) -> None:
+        """Raise `at` to a revision, unless it is newer already."""
         if revision > self.at:
             self.at = revision
-            self._more.set()
-            self._more = asyncio.Event()
+            self._advanced.set()
+            self._advanced = asyncio.Event()

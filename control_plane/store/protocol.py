@@ -30,7 +30,7 @@ class Compacted(TwineError):
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """The present value of a key. A restart makes a million: a struct takes a third of the time."""
+    """The present value of a key. A start makes a million: structs take a third of the time."""
 
     key: str
     value: bytes
@@ -89,7 +89,7 @@ def check_transaction(compare: Mapping[str, int], operations: Sequence[Operation
             raise ValueError(f"a key is printable text: {key!r}")
 
 
-def stale(key: str, expected: int, found: int) -> Conflict:
+def stale_error(key: str, expected: int, found: int) -> Conflict:
     """Return the error of a transaction that compared a key with another revision."""
     return Conflict(f"cannot write {key}: it is at revision {found}, not {expected} as expected")
 

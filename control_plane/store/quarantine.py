@@ -28,8 +28,8 @@ from control_plane.store.records import (
 from wire.errors import ConfigError, NotFound
 
 log = logging.getLogger(__name__)
-_HEARSAY = ("facts", "hardware")
-"""Fields of a machine's record that repeat other sources: it can be used without them."""
+_REPEATED = ("facts", "hardware")
+"""Fields of a machine's record that repeat other sources: the record is usable without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Damage:
 
     entry: Entry
     reason: str
-    rest: bytes | None = None
-    """Its usable part, which replaces it; None: there is none."""
+    usable_part: bytes | None = None
+    """Replaces the record; None: no part of it is usable."""
 
     @property
     def key(self) -> str:
@@ -62,13 +62,13 @@ async def damages(store: Store) -> list[Damage]:
 
 async def set_aside(store: Store, damage: Damage) -> None:
     """Move a record to `quarantine/`; its usable part replaces it."""
-    aside = QUARANTINE + damage.key
+    aside, part = QUARANTINE + damage.key, damage.usable_part
     known = await store.get(aside)
     operations: list[Operation] = [Put(aside, damage.entry.value)]
-    operations.append(Delete(damage.key) if damage.rest is None else Put(damage.key, damage.rest))
+    operations.append(Delete(damage.key) if part is None else Put(damage.key, part))
     compare = {damage.key: damage.entry.revision, aside: 0 if known is None else known.revision}
     await store.txn(compare, operations)
-    fields = {"record": damage.key, "reason": damage.reason, "used": damage.rest is not None}
+    fields = {"record": damage.key, "reason": damage.reason, "used": part is not None}
     log.error("a stored record is damaged and was set aside", extra=fields)
 
 
@@ -79,11 +79,11 @@ async def set_all_aside(store: Store) -> list[Damage]:
     for damage in found:
         await set_aside(store, damage)
     for job in sorted({job_in(damage.key) for damage in found} - {""}):
-        for entry in await _of_job(store, job):
+        for entry in await _records_of_job(store, job):
             if entry.key not in done:
-                part = Damage(entry, f"another record of job {job} is damaged")
-                await set_aside(store, part)
-                found.append(part)
+                sibling = Damage(entry, f"another record of job {job} is damaged")
+                await set_aside(store, sibling)
+                found.append(sibling)
     return found
 
 
@@ -92,8 +92,8 @@ async def quarantined(store: Store) -> list[str]:
     return [entry.key.removeprefix(QUARANTINE) async for entry in entries(store, QUARANTINE)]
 
 
-async def put_aside(store: Store, name: str) -> Damage:
-    """Set one record aside that an operator names, damaged or not."""
+async def set_aside_by_name(store: Store, name: str) -> Damage:
+    """Set the record aside that an operator names, damaged or not."""
     entry = await store.get(name)
     if entry is None:
         raise NotFound(f"there is no record {name!r}", hint="twine-control-plane check-store")
@@ -109,7 +109,7 @@ async def put_aside(store: Store, name: str) -> Damage:
 
 
 async def forget(store: Store, name: str) -> None:
-    """Delete a record that was set aside."""
+    """Delete a record that was set aside, for good."""
     entry = await store.get(QUARANTINE + name)
     if entry is None:
         raise NotFound(f"record {name!r} is not set aside", hint="twine-control-plane check-store")
@@ -124,7 +124,7 @@ def job_in(name: str) -> str:
     return ""
 
 
-async def _of_job(store: Store, job: str) -> list[Entry]:
+async def _records_of_job(store: Store, job: str) -> list[Entry]:
     """Return all records of a job: it is used as a whole or not at all."""
     intent = await store.get(JOBS + job)
     chunks = [entry async for entry in entries(store, f"{TASKS}{job}/")]
@@ -137,18 +137,18 @@ def _damage(entry: Entry, kind: type[msgspec.Struct]) -> Damage | None:
             kind = JobRecord
         decode(entry.value, kind, entry.key)
     except DamagedRecord as e:
-        rest = _usable(entry) if kind is MachineRecord else None
-        return Damage(entry, str(e), rest)
+        part = _usable_part(entry) if kind is MachineRecord else None
+        return Damage(entry, str(e), part)
     return None
 
 
-def _usable(entry: Entry) -> bytes | None:
-    """Return a machine's record without its repeated fields, if that can be used."""
+def _usable_part(entry: Entry) -> bytes | None:
+    """Return a machine's record without its repeated fields; None if that is damaged, too."""
     try:
         fields = msgspec.json.decode(entry.value, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:
         return None
-    rest = msgspec.json.encode({k: v for k, v in fields.items() if k not in _HEARSAY})
+    rest = msgspec.json.encode({k: v for k, v in fields.items() if k not in _REPEATED})
     try:
         decode(rest, MachineRecord, entry.key)
     except ConfigError:

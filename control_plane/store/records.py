@@ -138,7 +138,7 @@ def schema_of(data: bytes, key: str) -> int:
     try:
         return msgspec.json.decode(unpacked(data), type=_Schema).schema
     except (msgspec.DecodeError, zlib.error) as e:
-        raise _damaged(key, e) from e
+        raise _damaged_record(key, e) from e
 
 
 def allocation_key(job: str) -> str:
@@ -190,7 +190,7 @@ def encode(record: T) -> bytes:
 
 
 def packed(data: bytes, most: int = _PACK_FROM) -> bytes:
-    """Return JSON as it is stored: packed if it is longer than `most`."""
+    """Return JSON as it is stored: packed (zlib) if it is longer than `most` bytes."""
     return _PACK + zlib.compress(data, 1) if len(data) > most else data
 
 
@@ -215,10 +215,10 @@ def decode(data: bytes, kind: type[T], key: str) -> T:
             )
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeError, zlib.error) as e:
-        raise _damaged(key, e) from e
+        raise _damaged_record(key, e) from e
 
 
-def _damaged(key: str, error: Exception) -> DamagedRecord:
+def _damaged_record(key: str, error: Exception) -> DamagedRecord:
     return DamagedRecord(
         f"cannot read {key}: the stored record is damaged: {error}",
         hint="`twine-control-plane check-store` lists damaged records; or restore the "

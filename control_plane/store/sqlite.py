@@ -25,7 +25,7 @@ from control_plane.store import statements
 from control_plane.store.bounds import Bounds
 from control_plane.store.checkpoints import Checkpoints
 from control_plane.store.feed import HISTORY, Feed
-from control_plane.store.moved import MigrationNote, MigrationState, refuse
+from control_plane.store.moved import MigrationNote, MigrationState, refuse_noted_store
 from control_plane.store.protocol import (
     LAST,
     Entry,
@@ -35,7 +35,7 @@ from control_plane.store.protocol import (
     check_transaction,
 )
 from control_plane.store.write_times import WriteTimes
-from control_plane.store.writer import Writer, unusable
+from control_plane.store.writer import Writer, disk_error
 from wire.errors import Busy, ConfigError
 
 _PRAGMAS = (
@@ -87,18 +87,18 @@ class SqliteStore:
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = take_lock(self._path / "lock")
-        with ExitStack() as unless_open:
-            unless_open.callback(os.close, self._lock)
+        with ExitStack() as on_failure:
+            on_failure.callback(os.close, self._lock)
             try:
                 writer = self._connect()
-                unless_open.callback(writer.close)
+                on_failure.callback(writer.close)
                 self._recover(writer)
             except sqlite3.Error as e:
                 raise ConfigError(
                     f"cannot open {self._path / 'twine.db'}: {e}",
                     hint="is the disk full or the file damaged? restore the last backup",
                 ) from e
-            unless_open.pop_all()
+            on_failure.pop_all()
         assert self._feed
         self._checkpoints = Checkpoints(self._connect())
         self._readers = ThreadPoolExecutor(1, "store-reader")
@@ -111,12 +111,13 @@ class SqliteStore:
         assert self._writer
         assert self._readers
         assert self._reader
-        await self._writer.close()
+        writer, self._writer = self._writer, None  # later writes are refused, not forgotten
+        await writer.close()
         self._checkpoints.close()
         self._readers.shutdown()
         self._reader.close()
         os.close(self._lock)
-        self._writer = self._readers = self._reader = None
+        self._readers = self._reader = None
 
     def epoch(self) -> int:
         """Return the term that began when the store was opened."""
@@ -133,7 +134,7 @@ class SqliteStore:
 
     async def list_prefix(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
         """Return the keys below a prefix and after a key, from one snapshot of the database."""
-        begin = max(prefix, after and after + "\0")  # the first that can follow
+        begin = max(prefix, after and after + "\0")  # the first possible key after `after`
         return Listing(
             *await self._read(lambda db: statements.read_range(db, begin, prefix + LAST, limit))
         )
@@ -183,8 +184,8 @@ class SqliteStore:
 
     def _recover(self, writer: sqlite3.Connection) -> None:
         """Upgrade the tables, raise the epoch, and read the history for watchers."""
-        if statements.must_be_brought_up(writer):
-            self._keep_copy(writer)
+        if statements.needs_upgrade(writer):
+            self._copy_before_upgrade(writer)
         meta = statements.read_meta(writer)
         if copied_at := meta.get("copied_at"):
             made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(copied_at))
@@ -207,13 +208,13 @@ class SqliteStore:
     def _refuse_migration(self, meta: Mapping[str, int]) -> None:
         """Raise `ConfigError` if the records were moved to another engine, or are incomplete."""
         if (note := note_of(meta)) is not None:
-            refuse(str(self._path), note)
+            refuse_noted_store(str(self._path), note)
         if (arriving := self._path / ARRIVING).exists():
             at = int(arriving.stat().st_mtime)
-            refuse(str(self._path), MigrationNote(0, MigrationState.INCOMING, at))
+            refuse_noted_store(str(self._path), MigrationNote(0, MigrationState.INCOMING, at))
 
-    def _keep_copy(self, writer: sqlite3.Connection) -> None:
-        """Copy the file before its tables are changed, for a downgrade."""
+    def _copy_before_upgrade(self, writer: sqlite3.Connection) -> None:
+        """Copy the file before an upgrade changes its tables, for a downgrade."""
         kept, made = self._path / "twine.db.before-upgrade", self._path / "twine.db.copy"
         made.unlink(missing_ok=True)
         with closing(sqlite3.connect(made)) as copy:
@@ -228,7 +229,7 @@ class SqliteStore:
         try:
             return await self._loop.run_in_executor(self._readers, read, self._reader)
         except sqlite3.Error as e:
-            raise unusable(e) from e
+            raise disk_error(e) from e
 
 
 def note_of(meta: Mapping[str, int]) -> MigrationNote | None:

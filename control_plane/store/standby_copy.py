@@ -12,8 +12,8 @@ from control_plane.store.progress import FollowedRevision
 from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
-_AGAIN_S = 1.0
-_LOADED_S, _PATIENCE_S = 30.0, 1.0
+_RETRY_S = 1.0
+_LOAD_S, _BEHIND_S = 30.0, 1.0
 """After the election: how long lists are answered from the copy, and how long a list waits until
 the copy has all earlier writes."""
 
@@ -21,18 +21,17 @@ the copy has all earlier writes."""
 class StandbyCopy(FollowedRevision):
     """All keys of a range of etcd, by one list and a watch; revisions are etcd's own.
 
-    It always equals etcd's state at one revision. It is read while the process that has just become
-    the leader loads its tables, and then dropped.
+    It always equals etcd's state at one revision. A process that has just become the leader loads
+    its tables from it, and then drops it.
     """
 
     def __init__(self, client: EtcdClient, begin: bytes, end: bytes) -> None:
-        """Read nothing yet."""
         super().__init__()  # `at` is 0 while there is no copy
         self._client, self._begin, self._end = client, begin, end
         self._values: dict[bytes, pb.KeyValue] = {}
         self._order: list[bytes] | None = None
         """All keys, sorted at the first list."""
-        self.is_used = False
+        self.serves_lists = False
         """Whether lists are answered from it: while this process loads as the new leader."""
         self._running: asyncio.Task[None] | None = None
         self._dropping: asyncio.TimerHandle | None = None
@@ -42,18 +41,18 @@ class StandbyCopy(FollowedRevision):
         if self._running is None:
             self._running = asyncio.create_task(self.run())
 
-    def used_from_now(self) -> None:
-        """Answer lists from the copy, if there is one, for as long as a start takes."""
+    def serve_lists(self) -> None:
+        """Answer lists from the copy, if there is one, for `_LOAD_S` seconds."""
         if self._running is not None:
-            self.is_used = True
-            self._dropping = asyncio.get_running_loop().call_later(_LOADED_S, self._drop)
+            self.serves_lists = True
+            self._dropping = asyncio.get_running_loop().call_later(_LOAD_S, self._drop)
 
-    async def has(self, revision: int) -> bool:
-        """Return whether the copy has everything up to a revision; else drop it."""
-        if not await self.reached(revision, _PATIENCE_S):
+    async def is_up_to(self, revision: int) -> bool:
+        """Return whether the copy has everything up to a revision; drop it if not."""
+        if not await self.wait_reached(revision, _BEHIND_S):
             log.warning("the copy is too old; the store is read", extra={"revision": self.at})
             self._drop()
-        return self.is_used
+        return self.serves_lists
 
     async def end(self) -> None:
         """End copying."""
@@ -65,7 +64,7 @@ class StandbyCopy(FollowedRevision):
             await asyncio.gather(running, return_exceptions=True)
 
     def _drop(self) -> None:
-        self.is_used = False
+        self.serves_lists = False
         if self._running is not None:
             self._running.cancel()
             self._running = None
@@ -76,15 +75,15 @@ class StandbyCopy(FollowedRevision):
         """Follow until cancelled; after a compaction everything is listed again."""
         while True:
             try:
-                self.reach(await self._list())
+                self.advance(await self._list())
                 async for response in self._client.watch(self._begin, self._end, self.at):
                     for event in response.events:
-                        self._take(event)
-                    self.reach(int(response.events[-1].kv.mod_revision))
+                        self._apply(event)
+                    self.advance(int(response.events[-1].kv.mod_revision))
             except TwineError as e:
                 log.info("the copy is read again", extra={"reason": str(e)})
                 self.at = 0
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
 
     def between(self, begin: bytes, end: bytes, limit: int | None) -> list[pb.KeyValue]:
         """Return the entries of a range in order, at most `limit`."""
@@ -104,7 +103,7 @@ class StandbyCopy(FollowedRevision):
         self._values = {kv.key: kv for kv in found}
         return revision
 
-    def _take(self, event: pb.Event) -> None:
+    def _apply(self, event: pb.Event) -> None:
         key, order = event.kv.key, self._order
         if event.type == pb.Event.DELETE:
             if self._values.pop(key, None) is not None and order is not None:

@@ -20,11 +20,11 @@ SCHEMA = 2
 _SHIFT = (OPERATIONS_MAX - 1).bit_length()
 """A row of the log has the number `revision << _SHIFT | position within the transaction`."""
 _PAGE = 2000
-"""Rows that are read in one step."""
+"""Rows that one step reads."""
 _PIECE = 8 << 20
-"""Approximate number of bytes that are written in one step."""
+"""Approximate number of bytes that one step writes."""
 _NOT_EMPTY = b"\0"
-"""Precedes all values: `substr` of an empty blob would be NULL."""
+"""Precedes the joined values: `substr` of an empty blob would be NULL."""
 
 _META = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -57,7 +57,7 @@ SELECT json_group_array(json_array(key, length(value), revision)),
   CAST(group_concat(value, '') AS BLOB)
 FROM (SELECT key, value, revision FROM state WHERE key >= ? AND key < ? ORDER BY key LIMIT ?)
 """
-_FOUND = """
+_FIND_REVISIONS = """
 SELECT json_group_object(key, revision), (SELECT value FROM meta WHERE name = 'epoch') FROM state
 WHERE key IN (SELECT value FROM json_each(?))
 """
@@ -68,7 +68,7 @@ WHERE true
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, revision = excluded.revision
 """
 _DELETE = "DELETE FROM state WHERE key IN (SELECT value FROM json_each(?))"
-_LOG = """
+_APPEND_LOG = """
 INSERT INTO log
 SELECT j.value->>4, j.value->>0,
   CASE WHEN j.value->>2 IS NULL THEN NULL ELSE substr(?1, j.value->>1, j.value->>2) END
@@ -80,14 +80,14 @@ _PLACES = msgspec.json.Decoder(list[tuple[str, int, int]])
 _encode = msgspec.json.Encoder().encode
 
 
-def _text(value: object) -> str:
+def _json_text(value: object) -> str:
     return _encode(value).decode()
 
 
 # ── opening
 
 
-def must_be_brought_up(db: sqlite3.Connection) -> bool:
+def needs_upgrade(db: sqlite3.Connection) -> bool:
     """Return whether an earlier release made the tables, so that they need an upgrade."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
         return False
@@ -101,7 +101,7 @@ def epoch(db: sqlite3.Connection) -> int:
 
 
 def read_meta(db: sqlite3.Connection) -> dict[str, int]:
-    """Return the metadata (schema, epoch, …); creates or upgrades the tables first."""
+    """Return the metadata (schema, epoch, …), after creating or upgrading the tables."""
     db.execute(_META)
     meta: dict[str, int] = dict(db.execute("SELECT name, value FROM meta"))
     found = meta.get("schema", SCHEMA)
@@ -115,7 +115,7 @@ def read_meta(db: sqlite3.Connection) -> dict[str, int]:
 
 
 def write_meta(db: sqlite3.Connection, **values: int) -> None:
-    """Set some of what `read_meta` returns."""
+    """Set these items of the metadata."""
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(values.items()))
 
 
@@ -166,7 +166,7 @@ def read_range(
 
 def find_revisions(db: sqlite3.Connection, keys: Iterable[str]) -> tuple[dict[str, int], int]:
     """Return the revisions of the existing keys, and the epoch of the store."""
-    found, epoch = db.execute(_FOUND, (_text(list(keys)),)).fetchone()
+    found, epoch = db.execute(_FIND_REVISIONS, (_json_text(list(keys)),)).fetchone()
     return _REVISIONS.decode(found), epoch
 
 
@@ -178,16 +178,16 @@ def write(db: sqlite3.Connection, changes: Sequence[KeyChange]) -> None:
     last = {change.key: change for change in changes}
     gone = [change.key for change in last.values() if change.value is None]
     if gone:
-        db.execute(_DELETE, (_text(gone),))
-    before = place = first = 0
+        db.execute(_DELETE, (_json_text(gone),))
+    previous = place = first = 0
     places: list[tuple[str, int, int | None, int, int]] = []
     values: list[bytes] = []
     at = 1 + len(_NOT_EMPTY)
     for change in changes:
-        place = place + 1 if change.revision == before else 0
-        before = change.revision
+        place = place + 1 if change.revision == previous else 0
+        previous = change.revision
         size = None if change.value is None else len(change.value)
-        places.append((change.key, at, size, before, before << _SHIFT | place))
+        places.append((change.key, at, size, previous, previous << _SHIFT | place))
         if change.value is not None:
             values.append(change.value)
             at += len(change.value)
@@ -213,9 +213,9 @@ def _write_piece(
     ]
     blob = b"".join((_NOT_EMPTY, *values))
     if kept:
-        db.execute(_PUT, (blob, _text(kept)))
+        db.execute(_PUT, (blob, _json_text(kept)))
     if places:
-        db.execute(_LOG, (blob, _text(places)))
+        db.execute(_APPEND_LOG, (blob, _json_text(places)))
 
 
 def trim(db: sqlite3.Connection, compacted: int) -> None:

@@ -20,19 +20,19 @@ from dataclasses import dataclass, field
 from control_plane.store import statements
 from control_plane.store.checkpoints import Checkpoints
 from control_plane.store.feed import Feed
-from control_plane.store.protocol import KeyChange, Operation, Put, stale
+from control_plane.store.protocol import KeyChange, Operation, Put, stale_error
 from wire.errors import Busy, TwineError, UnknownOutcome
 
 log = logging.getLogger(__name__)
 _GROUP_MAX = 512
-"""Most transactions that share one sync, so that the first does not wait too long."""
+"""Maximum of transactions that share one sync, so that the first does not wait too long."""
 _ROWS_MAX = 4096
-"""Most rows that share one sync."""
+"""Maximum of rows that share one sync."""
 SLOW_S = 30.0
 """After this time without an answer of the disk, the outcome of waiting writes is unknown, and new
 writes are refused until it answers. A disk that is only slow syncs in tens of milliseconds."""
-_LOOKS = 4
-"""Checks of the disk in that time: a pause of this process counts as one check."""
+_CHECKS = 4
+"""Number of checks within `SLOW_S`: a pause of this process counts as one check."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Superseded(Busy):
 
 
 class Writer:
-    """Owns the writing connection; everything above `_run` runs in the event loop."""
+    """Owns the writing connection; `_run` runs in a thread, other public methods in the loop."""
 
     def __init__(
         self, connection: sqlite3.Connection, checkpoints: Checkpoints, feed: Feed
@@ -71,9 +71,9 @@ class Writer:
         self._waiting: deque[_Write] = deque()
         self._group: list[_Write] = []
         """The writes that the thread is committing now."""
-        self._look: asyncio.TimerHandle | None = None
-        self._looks = 0
-        """Checks in a row with the same oldest write."""
+        self._check_timer: asyncio.TimerHandle | None = None
+        self._stuck_checks = 0
+        """Consecutive checks that found the same oldest write."""
         self._failure: TwineError | None = None
         self._failed = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="store")
@@ -92,7 +92,7 @@ class Writer:
         """Return the new revision once it is on disk; see `Store.txn`."""
         if self._failure is not None:
             raise self._failure
-        if self._looks >= _LOOKS:
+        if self._stuck_checks >= _CHECKS:
             raise Busy(
                 f"the store cannot be used: its disk has not answered for {SLOW_S:.0f} s",
                 hint="nothing was changed; the request may be sent again once the disk answers",
@@ -103,8 +103,8 @@ class Writer:
         write = _Write(compare, operations, done)
         self._outbox.append(write)
         self._in_flight.append(write)
-        if self._look is None:
-            self._look_later()
+        if self._check_timer is None:
+            self._schedule_check()
         return await done
 
     async def close(self) -> None:
@@ -112,8 +112,8 @@ class Writer:
         self._send()
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
-        if self._look is not None:
-            self._look.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
 
     def _send(self) -> None:
         """Hand all writes of one turn of the loop over at once: a wake-up is a thread switch."""
@@ -121,27 +121,27 @@ class Writer:
             self._queue.put(self._outbox)
             self._outbox = []
 
-    def _look_later(self) -> None:
+    def _schedule_check(self) -> None:
         self._oldest = self._in_flight[0]
-        self._look = self._loop.call_later(SLOW_S / _LOOKS, self._look_at_disk)
+        self._check_timer = self._loop.call_later(SLOW_S / _CHECKS, self._check_disk)
 
-    def _look_at_disk(self) -> None:
+    def _check_disk(self) -> None:
         """Fail all waiting writes with `UnknownOutcome` once the oldest has waited too long."""
-        self._look = None
+        self._check_timer = None
         if not self._in_flight:
             return
-        self._looks = self._looks + 1 if self._in_flight[0] is self._oldest else 0
-        if self._looks >= _LOOKS:
+        self._stuck_checks = self._stuck_checks + 1 if self._in_flight[0] is self._oldest else 0
+        if self._stuck_checks >= _CHECKS:
             for write in self._in_flight:
                 if not write.done.done():
                     why = f"its disk did not answer within {SLOW_S:.0f} s"
-                    write.done.set_exception(_unknown(why))
-        self._look_later()
+                    write.done.set_exception(_unknown_outcome(why))
+        self._schedule_check()
 
-    def _answer(self, group: list[_Write]) -> None:
+    def _answer_group(self, group: list[_Write]) -> None:
         """In the event loop: pass the changes to watchers, then answer the writes."""
         self._feed.extend(write.changes for write in group if write.changes and not write.error)
-        self._looks = 0
+        self._stuck_checks = 0
         for write in group:
             self._in_flight.popleft()
             if write.done.done():
@@ -151,7 +151,7 @@ class Writer:
             else:
                 write.done.set_result(write.revision)
 
-    def _died(self, error: BaseException, group: list[_Write]) -> None:
+    def _fail_waiting(self, error: BaseException, group: list[_Write]) -> None:
         """In the event loop: fail all waiting writes, since the thread has ended."""
         if isinstance(error, Superseded):
             self._failure = error
@@ -162,12 +162,12 @@ class Writer:
                 hint="this process ends; acknowledged writes are on disk",
             )
         self._failed.set()
-        begun = {id(write) for write in group}
+        begun_ids = {id(write) for write in group}
         for write in self._in_flight:
             if not write.done.done():
-                lost = id(write) in begun
+                is_begun = id(write) in begun_ids
                 write.done.set_exception(
-                    _unknown("its writer has ended") if lost else self._failure
+                    _unknown_outcome("its writer has ended") if is_begun else self._failure
                 )
         self._in_flight.clear()
         self._outbox.clear()
@@ -177,14 +177,14 @@ class Writer:
     def _run(self) -> None:
         try:
             self._write_all()
-        except BaseException as e:  # of any kind: no other code would see it
+        except BaseException as e:  # no other code would see it
             begun = [] if isinstance(e, Superseded) else self._group
-            self._loop.call_soon_threadsafe(self._died, e, begun)
+            self._loop.call_soon_threadsafe(self._fail_waiting, e, begun)
         finally:
             self._connection.close()
 
     def _write_all(self) -> None:
-        """Take waiting writes, commit them as one SQLite transaction, answer all; repeat."""
+        """Commit waiting writes in groups, each as one SQLite transaction, until `close`."""
         waiting, stop = self._waiting, False
         while waiting or not stop:
             try:
@@ -205,19 +205,19 @@ class Writer:
                 self._group = group
                 changes = self._commit(group)
                 self._group = []
-                self._loop.call_soon_threadsafe(self._answer, group)
+                self._loop.call_soon_threadsafe(self._answer_group, group)
                 size = sum(len(change.value) for change in changes if change.value)
                 self._checkpoints.wrote(self._connection, len(changes), size)
 
     def _commit(self, group: list[_Write]) -> list[KeyChange]:
-        """Commit a group; if the disk refuses, all of it fails."""
+        """Commit a group and return its changes; if the disk refuses, all its writes fail."""
         connection, syncing = self._connection, False
         try:
             connection.execute("BEGIN IMMEDIATE")
             compared = {key for write in group for key in write.compare}
             revisions, epoch = statements.find_revisions(connection, compared)
-            self._must_be_ours(epoch)
-            changes = _settle(group, revisions, self._revision)
+            self._check_epoch(epoch)
+            changes = _decide_group(group, revisions, self._revision)
             if changes:
                 statements.write(connection, changes)
             self._trim()
@@ -229,13 +229,13 @@ class Writer:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             for write in group:
-                write.error = _error(e, syncing=syncing)
+                write.error = _commit_error(e, syncing=syncing)
             return []
         if changes:
             self._revision = changes[-1].revision
         return changes
 
-    def _must_be_ours(self, found: int) -> None:
+    def _check_epoch(self, found: int) -> None:
         """Raise `Superseded` once another process has opened the store (F-43).
 
         The lock on the folder prevents that, unless the lock's file was removed.
@@ -256,17 +256,17 @@ class Writer:
             self._trimmed = compacted
 
 
-def _settle(group: list[_Write], revisions: dict[str, int], revision: int) -> list[KeyChange]:
-    """Decide the transactions of a group one after the other; return all their changes.
+def _decide_group(group: list[_Write], revisions: dict[str, int], revision: int) -> list[KeyChange]:
+    """Check the transactions of a group in order; return the changes of those that succeed.
 
-    `revisions` are those of the compared keys before the group; 0 or absent: no such key.
+    `revisions` has the compared keys before the group; 0 or absent: no such key.
     """
     changes: list[KeyChange] = []
     for write in group:
         for key, expected in write.compare.items():
             found = revisions.get(key, 0)
             if found != expected:
-                write.error = stale(key, expected, found)
+                write.error = stale_error(key, expected, found)
                 break
         else:
             revision += 1 if write.operations else 0
@@ -279,7 +279,7 @@ def _settle(group: list[_Write], revisions: dict[str, int], revision: int) -> li
     return changes
 
 
-def _error(error: Exception, *, syncing: bool) -> Exception:
+def _commit_error(error: Exception, *, syncing: bool) -> Exception:
     """Return the error of each write of a failed group.
 
     The commit is written to the log last. If there was no room for it, it is
@@ -289,11 +289,11 @@ def _error(error: Exception, *, syncing: bool) -> Exception:
     if not isinstance(error, sqlite3.Error):
         return error
     if syncing and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
-        return _unknown(f"its disk failed: {error}")
-    return unusable(error)
+        return _unknown_outcome(f"its disk failed: {error}")
+    return disk_error(error)
 
 
-def unusable(error: sqlite3.Error) -> Busy:
+def disk_error(error: sqlite3.Error) -> Busy:
     """Return the error of a read or a write that the disk refused."""
     return Busy(
         f"the store cannot be used: {error}",
@@ -301,7 +301,7 @@ def unusable(error: sqlite3.Error) -> Busy:
     )
 
 
-def _unknown(why: str) -> UnknownOutcome:
+def _unknown_outcome(why: str) -> UnknownOutcome:
     return UnknownOutcome(
         f"unknown whether the store made a write: {why}",
         hint="read the object before you send the change again",

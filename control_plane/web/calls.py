@@ -22,9 +22,9 @@ FRESH_S, STALE_S, SHARED_MAX = 2.0, 10.0, 64
 next one is computed, and the number that is kept."""
 COST_SHARE, FRESH_MAX_S = 0.05, 30.0
 """A slow answer is fresh for longer, so that computing it takes at most 5 % of a core."""
-SOON_S = 0.1
-"""How long a page waits for an optional part."""
-LATER_S = 0.5
+OPTIONAL_S = 0.1
+"""Time limit of an optional part of a page."""
+LONG_DELAY_S = 0.5
 """Delay before the long computation of an optional part begins."""
 
 
@@ -44,7 +44,7 @@ class Handlers(Protocol):
         """Raise `Forbidden` if the caller may not make this call."""
         ...
 
-    async def refused(
+    async def audit_refusal(
         self, request: web.Request, route: Route, path: Mapping[str, str], error: TwineError
     ) -> None:
         """Write the refusal of a form to the audit log, unless it is there already."""
@@ -64,9 +64,9 @@ class RouteCalls:
 
     async def get(self, route: str, path: Mapping[str, str] = {}, /, **query: str) -> Any:
         """Return the answer of a route; raises what the route raises."""
-        return await self.prepared(route, path, **query)()
+        return await self.prepare(route, path, **query)()
 
-    def prepared(
+    def prepare(
         self, route: str, path: Mapping[str, str] = {}, /, **query: str
     ) -> Callable[[], Awaitable[Any]]:
         """Return a call that gets the answer, also after the request; raises if refused."""
@@ -76,7 +76,9 @@ class RouteCalls:
         call = Call(row, peer, None, path, given, None, request_id())
         return partial(self._front_end.handlers[route], call)
 
-    async def read(self, route: str, path: Mapping[str, str], most: int, /, **query: str) -> bytes:
+    async def read_end(
+        self, route: str, path: Mapping[str, str], most: int, /, **query: str
+    ) -> bytes:
         """Return the last `most` bytes of a route that streams; raises what the route raises."""
         kept = b""
         async with contextlib.aclosing(await self.get(route, path, **query)) as chunks:
@@ -105,35 +107,37 @@ class SharedAnswers:
         age = self._clock() - at
         if answer is not None and age < fresh_s:
             return answer
-        self._begin(key, load)
+        self._start_loading(key, load)
         if answer is not None and age < fresh_s + STALE_S - FRESH_S:
             return answer
         return await asyncio.shield(self._loading[key])
 
-    async def soon(
+    async def get_if_quick(
         self, key: str, load: Callable[[], Awaitable[Any]], *, is_long: bool = False
     ) -> Any:
-        """Return an answer like `get`; None where it takes longer than `SOON_S`.
+        """Return an answer like `get`, or None if it takes longer than `OPTIONAL_S`.
 
-        The first computation of an `is_long` answer begins `LATER_S` later; the call returns None.
+        The first computation of an `is_long` answer begins `LONG_DELAY_S` later, and
+        the call returns None.
         """
         if is_long and key not in self._answers:
-            asyncio.get_running_loop().call_later(LATER_S, self._begin_first, key, load)
+            asyncio.get_running_loop().call_later(LONG_DELAY_S, self._load_first, key, load)
             return None
         try:
-            async with asyncio.timeout(SOON_S):
+            async with asyncio.timeout(OPTIONAL_S):
                 return await self.get(key, load)
         except TimeoutError:
             return None
 
-    def _begin(self, key: str, load: Callable[[], Awaitable[Any]]) -> None:
+    def _start_loading(self, key: str, load: Callable[[], Awaitable[Any]]) -> None:
+        """Start the computation of an answer unless it runs already."""
         if key not in self._loading:
             self._loading[key] = asyncio.create_task(self._load(key, load))
-            self._loading[key].add_done_callback(lambda task: self._loaded(key, task))
+            self._loading[key].add_done_callback(lambda task: self._finish_loading(key, task))
 
-    def _begin_first(self, key: str, load: Callable[[], Awaitable[Any]]) -> None:
+    def _load_first(self, key: str, load: Callable[[], Awaitable[Any]]) -> None:
         if key not in self._answers:
-            self._begin(key, load)
+            self._start_loading(key, load)
 
     async def _load(self, key: str, load: Callable[[], Awaitable[Any]]) -> Any:
         began = self._clock()
@@ -146,7 +150,7 @@ class SharedAnswers:
             del self._answers[next(iter(self._answers))]  # the oldest one
         return answer
 
-    def _loaded(self, key: str, task: asyncio.Task[Any]) -> None:
+    def _finish_loading(self, key: str, task: asyncio.Task[Any]) -> None:
         self._loading.pop(key, None)
         if not task.cancelled():
             task.exception()  # waiting callers raise it; without any, asyncio must not log it

@@ -38,7 +38,7 @@ def _reason(form: Fields) -> str:
     return reason
 
 
-def _checked(kind: Any, **fields: Any) -> Any:
+def _convert(kind: Any, **fields: Any) -> Any:
     """Return a body with the bounds that the route's own decoder would check."""
     try:
         return msgspec.convert(fields, kind)
@@ -47,12 +47,12 @@ def _checked(kind: Any, **fields: Any) -> Any:
 
 
 def _note(form: Fields) -> DecisionNote:
-    note: DecisionNote = _checked(DecisionNote, note=_reason(form))
+    note: DecisionNote = _convert(DecisionNote, note=_reason(form))
     return note
 
 
-def _of_machine(kind: Any, form: Fields) -> Any:
-    return _checked(kind, machines=[form.get("machine", "")], reason=_reason(form))
+def _machine_body(kind: Any, form: Fields) -> Any:
+    return _convert(kind, machines=[form.get("machine", "")], reason=_reason(form))
 
 
 def _hold(form: Fields) -> Any:
@@ -60,7 +60,7 @@ def _hold(form: Fields) -> Any:
     is_number = minutes.isascii() and minutes.isdecimal() and len(minutes) < 6
     if not is_number or not int(minutes):
         raise InvalidInput(f"minutes is a number from 1 to 99999, not {minutes[:20]!r}")
-    return _checked(HoldChange, lasts_s=60.0 * int(minutes), reason=_reason(form))
+    return _convert(HoldChange, lasts_s=60.0 * int(minutes), reason=_reason(form))
 
 
 ACTIONS: tuple[FormAction, ...] = (
@@ -71,21 +71,21 @@ ACTIONS: tuple[FormAction, ...] = (
     FormAction(
         "restart_task",
         "restart a task",
-        lambda form: _checked(RestartRequest, reason=_reason(form)),
+        lambda form: _convert(RestartRequest, reason=_reason(form)),
     ),
     FormAction("approve_request", "approve a request", _note),
     FormAction("deny_request", "deny a request", _note),
-    FormAction("drain_machines", "drain a machine", partial(_of_machine, Drain)),
+    FormAction("drain_machines", "drain a machine", partial(_machine_body, Drain)),
     FormAction(
         "undrain_machines",
         "undrain a machine",
-        lambda form: _checked(Undrain, machines=[form.get("machine", "")]),
+        lambda form: _convert(Undrain, machines=[form.get("machine", "")]),
     ),
-    FormAction("confirm_down", "confirm a machine down", partial(_of_machine, ConfirmDown)),
+    FormAction("confirm_down", "confirm a machine down", partial(_machine_body, ConfirmDown)),
     FormAction(
         "pause_rebalance",
         "pause the ReBalancer",
-        lambda form: _checked(PauseRequest, reason=_reason(form)),
+        lambda form: _convert(PauseRequest, reason=_reason(form)),
     ),
     FormAction("resume_rebalance", "resume the ReBalancer"),
     FormAction("end_session", "end a session"),

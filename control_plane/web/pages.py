@@ -15,11 +15,11 @@ from control_plane.api.routes import ROUTES
 from control_plane.api.tasks import HostDescription
 from control_plane.broker.core.region_map import CELLS_MAX, MAP_FACTS, open_events, state_of
 from control_plane.web.calls import RouteCalls
-from control_plane.web.core.gantt import chart, packed
+from control_plane.web.core.gantt import chart, pack
 from control_plane.web.core.region import grid, power_bars, split_bar
 from control_plane.web.core.spans import setting_chart, wave_chart
 from control_plane.web.core.usage import about_size_of, usage_charts
-from control_plane.web.core.versions import changes, compared, versions_of
+from control_plane.web.core.versions import changes, choose_versions, versions_of
 from control_plane.web.forms import ACTIONS
 from control_plane.web.page_request import Page, PageRequest
 from control_plane.web.service_pages import SERVICE_PAGES
@@ -48,21 +48,21 @@ TIME_MAX = 32_503_680_000
 
 async def _region(request: PageRequest) -> dict[str, Any]:
     api, colour = request.api, request.one_of("colour", MAP_FACTS)
-    found = await api.get("map_region", by=colour)
-    capacity = await request.shared.soon(
-        "capacity", api.prepared("get_capacity"), is_long=found.machines > CELLS_MAX
+    region_map = await api.get("map_region", by=colour)
+    capacity = await request.shared.get_if_quick(
+        "capacity", api.prepare("get_capacity"), is_long=region_map.machines > CELLS_MAX
     )
     requests = (await api.get("list_requests")).requests
     return {
         "status": await api.get("region_status"),
         "pending": sum(one.state == RequestState.PENDING for one in requests),
-        "grid": await asyncio.to_thread(grid, found),
+        "grid": await asyncio.to_thread(grid, region_map),
         "colour": colour,
         "colours": MAP_FACTS,
         "held_back": (await api.get("held_back_machines")).machines,
         "limits": [limit for limit in (await api.get("list_limits")).limits if limit.held],
-        "events": found.events,
-        "open_events": found.open_events,
+        "events": region_map.events,
+        "open_events": region_map.open_events,
         "capacity": capacity,
         "parts": split_bar(capacity) if capacity is not None else [],
         "power": power_bars(capacity) if capacity is not None else [],
@@ -96,22 +96,23 @@ async def _jobs(request: PageRequest) -> dict[str, Any]:
     owner = request.query.get("entitlement", "")
     jobs = (await request.shared.get("jobs", lambda: request.api.get("list_jobs"))).jobs
 
-    def found() -> tuple[list[JobStatus], Counter[str]]:
-        of_name = [
+    def select() -> tuple[list[JobStatus], Counter[str]]:
+        """Return the jobs to show in their order, and counts by phase of those with the name."""
+        named = [
             job
             for job in jobs
             if text in job.record.name and (not owner or job.record.spec.entitlement == owner)
         ]
-        counts = Counter(job.phase.value for job in of_name)
-        counts["all"], counts["not healthy"] = len(of_name), sum(map(_lacks_health, of_name))
-        shown = (job for job in of_name if _is_shown(job, only))
+        counts = Counter(job.phase.value for job in named)
+        counts["all"], counts["not healthy"] = len(named), sum(map(_lacks_health, named))
+        shown = (job for job in named if _is_shown(job, only))
         return sorted(shown, key=_JOB_ORDERS[order]), counts
 
-    suitable, counts = await asyncio.to_thread(found)
+    matching, counts = await asyncio.to_thread(select)
     return {
         "counts": counts,
-        "jobs": suitable[first : first + ROWS_A_PAGE],
-        "suitable": len(suitable),
+        "jobs": matching[first : first + ROWS_A_PAGE],
+        "suitable": len(matching),
         "all": len(jobs),
         "first": first,
         "rows": ROWS_A_PAGE,
@@ -149,7 +150,7 @@ async def _operations(request: PageRequest, status: JobStatus) -> dict[str, Any]
         "row": first,
     }
     if request.as_data:
-        found["packed"] = await asyncio.to_thread(packed, events, tasks, window)
+        found["packed"] = await asyncio.to_thread(pack, events, tasks, window)
     return found
 
 
@@ -158,7 +159,7 @@ async def _job(request: PageRequest) -> dict[str, Any]:
     status = await api.get("get_job", path)
     found = await _operations(request, status)
     first, known = request.number("task"), versions_of(status.record)
-    old, new = compared(known, request.number("old"), request.number("new"))
+    old, new = choose_versions(known, request.number("old"), request.number("new"))
     return found | {
         "job": status,
         "explanation": await api.get("explain_job", path),
@@ -174,7 +175,7 @@ async def _job(request: PageRequest) -> dict[str, Any]:
     }
 
 
-async def _gantt(request: PageRequest) -> dict[str, Any]:
+async def _operations_page(request: PageRequest) -> dict[str, Any]:
     status = await request.api.get("get_job", {"job": request.path["job"]})
     found = await _operations(request, status)
     del found["events"]
@@ -192,7 +193,7 @@ async def _latest_events(api: RouteCalls, path: Mapping[str, str]) -> list[Any]:
             return found
 
 
-async def _host(request: PageRequest, machine: str) -> tuple[HostDescription | None, str]:
+async def _ask_agent(request: PageRequest, machine: str) -> tuple[HostDescription | None, str]:
     """Return the present answer of a machine's agent, or why there is none."""
     path = {"machine": machine}
     try:
@@ -215,7 +216,7 @@ async def _task(request: PageRequest) -> dict[str, Any]:
     tasks = [task for task in status.record.tasks if task.index == story.task]
     name, host, silent = task_id(path["job"], story.task), None, ""
     if story.machine:
-        host, silent = await _host(request, story.machine)
+        host, silent = await _ask_agent(request, story.machine)
     used = [one for one in host.usage.tasks if one.task_id == name] if host is not None else []
     return {
         "job": status,
@@ -233,7 +234,7 @@ async def _logs(request: PageRequest) -> dict[str, Any]:
     lines = request.one_of("lines", LINES)
     previous = request.one_of("run", ("this", "previous")) == "previous"
     query = {"tail": lines, "previous": "true" if previous else ""}
-    log = await request.api.read("job_logs", path, LOG_MAX, **query)
+    log = await request.api.read_end("job_logs", path, LOG_MAX, **query)
     return {
         **path,
         "log": _COLOUR.sub("", log.decode(errors="replace")),
@@ -267,7 +268,7 @@ async def _machine_list(request: PageRequest) -> dict[str, Any]:
 async def _machine(request: PageRequest) -> dict[str, Any]:
     machine = request.path["machine"]
     view = await request.api.get("get_machine", {"machine": machine})
-    host, silent = await _host(request, machine) if view.record.address else (None, "")
+    host, silent = await _ask_agent(request, machine) if view.record.address else (None, "")
     return {
         "view": view,
         "state": state_of(view.record, len(view.tasks), view.ready),
@@ -285,7 +286,7 @@ async def _entitlements(request: PageRequest) -> dict[str, Any]:
     views = (await api.get("list_entitlements")).entitlements
     specs = {view.record.name: view.record.spec for view in views}
     requests = (await api.get("list_requests")).requests
-    capacity = await request.shared.soon("capacity", api.prepared("get_capacity"))
+    capacity = await request.shared.get_if_quick("capacity", api.prepare("get_capacity"))
     return {
         "entitlements": views,
         "lines": {line.name: line for line in capacity.entitlements} if capacity else {},
@@ -343,7 +344,7 @@ async def _audit(request: PageRequest) -> dict[str, Any]:
     return {"entries": page.entries, "next": page.next, "who": who, "object": about}
 
 
-_OF_OWNERS = frozenset(route.name for route in ROUTES if route.needs == Needs.OWNER)
+_OWNER_ROUTES = frozenset(route.name for route in ROUTES if route.needs == Needs.OWNER)
 
 
 async def _current_user(request: PageRequest) -> dict[str, Any]:
@@ -352,7 +353,7 @@ async def _current_user(request: PageRequest) -> dict[str, Any]:
     return {
         "me": me,
         "sessions": (await request.api.get("list_sessions")).sessions,
-        "forms": [(a.route, a.words, owns and a.route in _OF_OWNERS) for a in ACTIONS],
+        "forms": [(a.route, a.words, owns and a.route in _OWNER_ROUTES) for a in ACTIONS],
     }
 
 
@@ -361,7 +362,7 @@ PAGES: tuple[Page, ...] = (
     Page("/ui/", "region.html", _region, ("colour",), is_shared=True),
     Page("/ui/jobs", "jobs.html", _jobs, ("search", "entitlement", "only", "sort", "first")),
     Page("/ui/jobs/{job}", "job.html", _job, (*_CHART, "task", "old", "new")),
-    Page("/ui/jobs/{job}/operations", "operations.html", _gantt, _CHART),
+    Page("/ui/jobs/{job}/operations", "operations.html", _operations_page, _CHART),
     Page("/ui/jobs/{job}/tasks/{index}", "task.html", _task),
     Page("/ui/jobs/{job}/tasks/{index}/logs", "logs.html", _logs, ("lines", "run")),
     Page("/ui/machines", "machines.html", _machine_list, (*_SCOPE, "search", "sort", "after")),

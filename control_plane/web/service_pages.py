@@ -28,7 +28,7 @@ ROWS_A_PAGE, RUNS, VERDICTS, STEPS = 200, 10, 200, 50
 amount = amount_of(about_size_of)
 
 
-async def _or_why(load: Awaitable[Any]) -> tuple[Any, str, str]:
+async def _answer_or_error(load: Awaitable[Any]) -> tuple[Any, str, str]:
     """Return an answer; or None, why there is none, and what to try."""
     try:
         return await load, "", ""
@@ -41,16 +41,17 @@ async def _autoscaling(request: PageRequest) -> dict[str, Any]:
     first = request.number("first")
     jobs = (await request.shared.get("jobs", lambda: request.api.get("list_jobs"))).jobs
     loading = request.shared.get("sizings", request.services.sizings)
-    found, silent, hint = await _or_why(loading)
+    found, silent, hint = await _answer_or_error(loading)
 
-    def suitable() -> tuple[list[SizeRow], Counter[str], int]:
+    def select() -> tuple[list[SizeRow], Counter[str], int]:
+        """Return the rows to show, counts by state of those with the name, and the total."""
         rows = size_rows(jobs, found.sizings if found is not None else [])
         named = [row for row in rows if text in row.job.record.name]
         counts = Counter(row.state for row in named)
         counts["all"] = len(named)
         return [r for r in named if only in ("all", r.state)], counts, len(rows)
 
-    rows, counts, total = await asyncio.to_thread(suitable)
+    rows, counts, total = await asyncio.to_thread(select)
     return {
         "sizes": rows[first : first + ROWS_A_PAGE],
         "suitable": len(rows),
@@ -74,17 +75,17 @@ async def _sizing(request: PageRequest) -> dict[str, Any]:
     name = request.path["job"]
     job = await request.api.get("get_job", {"job": name})
     loading = request.shared.get(f"sizing {name}", lambda: request.services.sizing(name))
-    view, silent, hint = await _or_why(loading)
+    view, silent, hint = await _answer_or_error(loading)
     row = size_row(job, view)
     if row is None:
         raise NotFound(
             f"job {name} is not autoscaled",
             hint="its job file needs an [autoscale] table (docs/autoscaling.md)",
         )
-    words: Callable[[float], str] = partial(amount, row.policy.signal)
+    load_text: Callable[[float], str] = partial(amount, row.policy.signal)
     return {
         "size": row,
-        "charts": load_charts(view, words) if view is not None else [],
+        "charts": load_charts(view, load_text) if view is not None else [],
         "silent": silent,
         "hint": hint,
         "amount": amount,
@@ -95,7 +96,7 @@ async def _sizing(request: PageRequest) -> dict[str, Any]:
 async def _pipelines(request: PageRequest) -> dict[str, Any]:
     first = request.number("first")
     loading = request.shared.get("pipelines", request.services.pipelines)
-    found, silent, hint = await _or_why(loading)
+    found, silent, hint = await _answer_or_error(loading)
     views = found.pipelines if found is not None else []
     return {
         "pipelines": [pipeline_row(view) for view in views[first : first + ROWS_A_PAGE]],

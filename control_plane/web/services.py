@@ -29,41 +29,41 @@ class ServiceReader:
 
     async def sizings(self) -> SizingViews:
         """Return all autoscaled jobs, or raise `Unreachable`."""
-        async with self._of_autoscaler() as client:
+        async with self._autoscaler_client() as client:
             return answer_as(SizingViews, await client.call(_SIZINGS["list_sizings"]))
 
     async def sizing(self, job: str) -> SizingView:
         """Return one autoscaled job with its history; raises `NotFound`, `Unreachable`."""
-        async with self._of_autoscaler() as client:
+        async with self._autoscaler_client() as client:
             return answer_as(SizingView, await client.call(_SIZINGS["get_sizing"], job=job))
 
     async def pipelines(self) -> PipelineViews:
         """Return all pipelines, or raise `Unreachable`."""
-        async with self._of_conveyor() as client:
+        async with self._conveyor_client() as client:
             return await client.list_pipelines()
 
     async def pipeline(self, name: str) -> PipelineView:
         """Return a pipeline; raises `NotFound`, `Unreachable`."""
-        async with self._of_conveyor() as client:
+        async with self._conveyor_client() as client:
             return await client.get_pipeline(name)
 
     async def runs(self, name: str, limit: int, run: int | None = None) -> RunHistory:
         """Return the newest runs, or one; raises `NotFound`, `Unreachable`."""
-        async with self._of_conveyor() as client:
+        async with self._conveyor_client() as client:
             return await client.history(name, limit, run)
 
     @asynccontextmanager
-    async def _of_autoscaler(self) -> AsyncIterator[WireClient]:
-        with_path = f"unix:{self._autoscaler}" if self._autoscaler else ""
+    async def _autoscaler_client(self) -> AsyncIterator[WireClient]:
+        address = f"unix:{self._autoscaler}" if self._autoscaler else ""
         async with (
-            _explained("autoscaler", with_path),
-            WireClient(with_path, timeout_s=SERVICE_S) as client,
+            _name_service_in_errors("autoscaler", address),
+            WireClient(address, timeout_s=SERVICE_S) as client,
         ):
             yield client
 
     @asynccontextmanager
-    async def _of_conveyor(self) -> AsyncIterator[ConveyorClient]:
-        async with _explained("conveyor", self._conveyor):
+    async def _conveyor_client(self) -> AsyncIterator[ConveyorClient]:
+        async with _name_service_in_errors("conveyor", self._conveyor):
             context = None
             if self._credential and not self._conveyor.startswith("unix:"):
                 held = await asyncio.to_thread(tls.load, Path(self._credential))
@@ -73,7 +73,7 @@ class ServiceReader:
 
 
 @asynccontextmanager
-async def _explained(name: str, address: str) -> AsyncIterator[None]:
+async def _name_service_in_errors(name: str, address: str) -> AsyncIterator[None]:
     """Raise `Unreachable` with the service's name and its setting for all failures of a call."""
     hint = f"start it (docs/web.md), or set `{name}` in the configuration of the control plane"
     if not address:

@@ -24,7 +24,7 @@ import msgspec
 from aiohttp import web
 
 from control_plane.api.people import Needs
-from control_plane.identity.sessions import SessionEnded
+from control_plane.identity.sessions import SessionEnded, SessionRefused
 from control_plane.web.calls import Handlers, RouteCalls, SharedAnswers
 from control_plane.web.core.page_json import as_json
 from control_plane.web.core.usage import UsageHistory, about_size_of
@@ -95,7 +95,7 @@ class Console:
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
-            finalize=_visible,
+            finalize=_show_hidden_marks,
         )
         self._templates.filters["ago"] = _ago
         self._templates.filters["stamp"] = _stamp
@@ -108,38 +108,40 @@ class Console:
     def add_to(self, app: web.Application) -> None:
         """Add every page, the files and the stream."""
         for page in PAGES:
-            app.router.add_get(page.path, partial(self._answer, page))
+            app.router.add_get(page.path, partial(self._answer_page, page))
         for action in ACTIONS if self._writes else ():
-            app.router.add_post(f"/ui/do/{action.route}", partial(self._act, action))
+            app.router.add_post(f"/ui/do/{action.route}", partial(self._submit_form, action))
         app.router.add_get("/ui/changes", self._changes)
         app.router.add_get("/ui/jobs/{job}/tasks/{index}/log-stream", self._log_stream)
         for name, kind in _FILES.items():
-            app.router.add_get(f"/ui/static/{name}", partial(_file, name, kind))
-        app.router.add_get("/ui", _to_start)
-        app.router.add_get("/ui/{path:.*}", self._unknown)
-        app.router.add_post("/ui/do/{path:.*}", self._unknown)
+            app.router.add_get(f"/ui/static/{name}", partial(_static_file, name, kind))
+        app.router.add_get("/ui", _redirect_to_region)
+        app.router.add_get("/ui/{path:.*}", self._unknown_page)
+        app.router.add_post("/ui/do/{path:.*}", self._unknown_page)
 
     # -- pages
 
-    async def _answer(self, page: Page, request: web.Request) -> web.StreamResponse:
+    async def _answer_page(self, page: Page, request: web.Request) -> web.StreamResponse:
+        """Answer a request for a page with HTML, JSON, or its error."""
         try:
-            peer = self._peer(request, page.path)
-            values = await self._values(page, request)
+            peer = self._authorize(request, page.path)
+            values = await self._load_values(page, request)
         except TwineError as e:
-            return await self._failed(request, e)
+            return await self._error_page(request, e)
         if request.query.get("format") == "json":
             packs = "gzip" in request.headers.get("Accept-Encoding", "")
             body = await asyncio.to_thread(as_json, values, packs=packs)
             headers = _HEADERS | ({"Content-Encoding": "gzip"} if packs else {})
             return web.Response(body=body, content_type="application/json", headers=headers)
-        return await self._page(page.template, request, peer, values)
+        return await self._html_page(page.template, request, peer, values)
 
-    async def _values(self, page: Page, request: web.Request) -> dict[str, Any]:
+    async def _load_values(self, page: Page, request: web.Request) -> dict[str, Any]:
+        """Return the values that a page shows; shared with other viewers if the page is."""
         _check_query(request, {"format", *page.parameters})
-        if (shape := request.query.get("format", "json")) != "json":
-            raise InvalidInput(f"parameter format is json, not {shape!r}")
+        if (form := request.query.get("format", "json")) != "json":
+            raise InvalidInput(f"parameter format is json, not {form!r}")
         api = RouteCalls(self._front_end, self._routes, request)
-        asked = PageRequest(
+        page_request = PageRequest(
             api=api,
             path=dict(request.match_info),
             query=dict(request.query),
@@ -151,15 +153,17 @@ class Console:
         )
 
         async def load() -> dict[str, Any]:
-            return {"now": asked.now, "revision": self._revision(), **await page.load(asked)}
+            state = {"now": page_request.now, "revision": self._revision()}
+            return state | await page.load(page_request)
 
         if not page.is_shared:
             return await load()
-        key = f"{page.path}?{sorted((k, v) for k, v in asked.query.items() if k != 'format')}"
+        query = sorted((k, v) for k, v in page_request.query.items() if k != "format")
+        key = f"{page.path}?{query}"
         found: dict[str, Any] = await self._shared.get(key, load)
         return found
 
-    async def _page(
+    async def _html_page(
         self,
         template: str,
         request: web.Request,
@@ -167,13 +171,13 @@ class Console:
         values: Mapping[str, Any],
         status: int = 200,
     ) -> web.Response:
-        may = {action.route for action in ACTIONS if self._may(request, action.route)}
-        may |= {"job_logs"} if self._may(request, "job_logs", form=False) else set()
+        may = {action.route for action in ACTIONS if self._is_allowed(request, action.route)}
+        may |= {"job_logs"} if self._is_allowed(request, "job_logs", form=False) else set()
         as_data = urlencode({**request.query, "format": "json"})
         every = values.get("every", 0)
         # In a thread: a page of 1,000 rows takes 20 ms, which would block the loop.
         text = await asyncio.to_thread(
-            self._rendered,
+            self._render,
             template,
             here=request.path,
             may=may.__contains__,
@@ -185,15 +189,15 @@ class Console:
         response = web.Response(
             text=text, status=status, content_type="text/html", headers=_HEADERS
         )
-        self._keep_session(request, response)
+        self._set_cookie(request, response)
         response.enable_compression()
         return response
 
-    def _rendered(self, template: str, **values: Any) -> str:
+    def _render(self, template: str, **values: Any) -> str:
         # Runs in the thread, too: a template is compiled at its first use, for up to 30 ms.
         return self._templates.get_template(template).render(values)
 
-    def _may(self, request: web.Request, route: str, *, form: bool = True) -> bool:
+    def _is_allowed(self, request: web.Request, route: str, *, form: bool = True) -> bool:
         """Return whether the caller sees a form; the API checks again when it is sent.
 
         Forms for owners are shown only on the pages of jobs.
@@ -208,7 +212,8 @@ class Console:
             return False
         return self._writes or not form
 
-    async def _failed(self, request: web.Request, error: TwineError) -> web.Response:
+    async def _error_page(self, request: web.Request, error: TwineError) -> web.Response:
+        """Return the page, or the problem document, of an error."""
         problem = msgspec.structs.replace(error.problem(), request_id=request_id())
         if request.query.get("format") == "json":
             body, kind = msgspec.json.encode(problem), "application/problem+json"
@@ -217,36 +222,39 @@ class Console:
             )
         else:
             values = {"problem": problem, "now": self._clock(), "revision": 0}
-            response = await self._page(
+            response = await self._html_page(
                 "problem.html", request, Peer("", ""), values, problem.status
             )
+        if isinstance(error, SessionRefused):  # the next request opens another session
+            response.del_cookie(SESSION_COOKIE, path="/ui")
         if isinstance(error, SessionEnded):
             response.headers[ENDED_HEADER] = "ended"
-            response.del_cookie(SESSION_COOKIE, path="/ui")
         return response
 
-    async def _unknown(self, request: web.Request) -> web.StreamResponse:
+    async def _unknown_page(self, request: web.Request) -> web.StreamResponse:
         """Answer a path that no page has with a page, not with a problem document."""
         try:
-            self._peer(request, "/ui/")
+            self._authorize(request, "/ui/")
             hint = "the links above lead to all pages"
             raise NotFound(f"the console has no page {request.path}", hint=hint)
         except TwineError as e:
-            return await self._failed(request, e)
+            return await self._error_page(request, e)
 
     # -- the caller
 
-    def _peer(self, request: web.Request, path: str) -> Peer:
+    def _authorize(self, request: web.Request, path: str) -> Peer:
         """Return the caller, or raise; records the browser as a session of the caller."""
         peer = self._front_end.authorize(request, Route("ui", "GET", path, needs=Needs.VIEWER))
         session = request.cookies.get(SESSION_COOKIE) or secrets.token_hex(6)
         request[_SESSION] = session
         shown = request.path if not request.path.startswith("/ui/changes") else ""
         browser = request.headers.get("User-Agent", "")
-        self._front_end.sessions.see(session, principal(peer), shown, peer.address, browser)
+        self._front_end.sessions.record_request(
+            session, principal(peer), shown, peer.address, browser
+        )
         return peer
 
-    def _keep_session(self, request: web.Request, response: web.Response) -> None:
+    def _set_cookie(self, request: web.Request, response: web.Response) -> None:
         session = request.get(_SESSION)
         if session and request.cookies.get(SESSION_COOKIE) != session:
             response.set_cookie(
@@ -255,35 +263,35 @@ class Console:
 
     def _token(self, peer: Peer, request: web.Request) -> str:
         """Return the secret token for forms of this caller's browser session."""
-        words = f"{peer.name} {request.get(_SESSION, '')}".encode()
-        return hmac.new(self._key, words, hashlib.sha256).hexdigest()
+        subject = f"{peer.name} {request.get(_SESSION, '')}".encode()
+        return hmac.new(self._key, subject, hashlib.sha256).hexdigest()
 
     # -- changes
 
     async def _changes(self, request: web.Request) -> web.StreamResponse:
         try:
-            peer = self._peer(request, "/ui/changes")
+            peer = self._authorize(request, "/ui/changes")
             _check_query(request)
         except TwineError as e:
-            return await self._failed(request, e)
+            return await self._error_page(request, e)
         check = partial(self._front_end.sessions.check, request[_SESSION], principal(peer))
-        return await self._streamed(request, lambda to: send_changes(to, self._revision, check))
+        return await self._stream(request, lambda out: send_changes(out, self._revision, check))
 
     async def _log_stream(self, request: web.Request) -> web.StreamResponse:
         api = RouteCalls(self._front_end, self._routes, request)
         path = dict(request.match_info)
         try:
-            peer = self._peer(request, "/ui/log-stream")
+            peer = self._authorize(request, "/ui/log-stream")
             _check_query(request)
             await api.get("task_story", path)  # the log itself fails only when it is read
             chunks = await api.get("job_logs", path, follow="true", tail="0")
         except TwineError as e:
-            return await self._failed(request, e)
+            return await self._error_page(request, e)
         check = partial(self._front_end.sessions.check, request[_SESSION], principal(peer))
         async with contextlib.aclosing(chunks):
-            return await self._streamed(request, lambda to: send_log(to, chunks, check))
+            return await self._stream(request, lambda out: send_log(out, chunks, check))
 
-    async def _streamed(
+    async def _stream(
         self, request: web.Request, send: Callable[[web.StreamResponse], Awaitable[None]]
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers=_HEADERS | {"Content-Type": "text/event-stream"})
@@ -295,7 +303,7 @@ class Console:
 
     # -- forms
 
-    async def _act(self, action: FormAction, request: web.Request) -> web.StreamResponse:
+    async def _submit_form(self, action: FormAction, request: web.Request) -> web.StreamResponse:
         """Carry out a form: the same route, with the same rights, as twinectl calls."""
         route, path = self._routes[action.route], dict[str, str]()
         try:
@@ -314,8 +322,8 @@ class Console:
             await self._front_end.handlers[action.route](call)
         except TwineError as e:
             if isinstance(e, Forbidden | Unauthenticated):
-                await self._front_end.refused(request, route, path, e)
-            return await self._failed(request, e)
+                await self._front_end.audit_refusal(request, route, path, e)
+            return await self._error_page(request, e)
         if not (back.startswith("/ui/") and back.isascii() and back.isprintable()):
             back = "/ui/"
         return _redirect(back, 303)
@@ -331,13 +339,13 @@ def _check_query(request: web.Request, allowed: Collection[str] = ()) -> None:
     refuse_repeated(request.query)
 
 
-async def _file(name: str, kind: str, _: web.Request) -> web.Response:
+async def _static_file(name: str, kind: str, _: web.Request) -> web.Response:
     text = await asyncio.to_thread((_HERE / "static" / name).read_text)
     headers = _HEADERS | {"Cache-Control": "max-age=300"}
     return web.Response(text=text, content_type=kind, headers=headers)
 
 
-async def _to_start(_: web.Request) -> web.Response:
+async def _redirect_to_region(_: web.Request) -> web.Response:
     return _redirect("/ui/", 302)
 
 
@@ -350,7 +358,7 @@ class WholeText(str):
     """A text that is shown at full length."""
 
 
-def _visible(value: Any) -> Any:
+def _show_hidden_marks(value: Any) -> Any:
     """Return a text with its invisible marks spelled out, so that no two names look alike.
 
     A long text is cut: texts of agents and owners may have 10 kB, too much for a table cell.

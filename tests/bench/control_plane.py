@@ -31,7 +31,7 @@ from control_plane.api.jobs import JobProbe, JobSpec, UpdatePolicy
 from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.broker.keys import prefix_of
 from control_plane.roles import ControlPlane
-from control_plane.runtime.garbage import heap_that_stays
+from control_plane.runtime.garbage import permanent_heap
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.bulk import put_all
 from control_plane.store.records import encode
@@ -96,7 +96,7 @@ class Bench:
         with tempfile.TemporaryDirectory(prefix="twine-bench-") as folder:
             async with SqliteStore(Path(folder)) as store:
                 await self._fill(store)
-                with heap_that_stays():
+                with permanent_heap():
                     self.cp = self._control_plane(store)
                     await self.cp.__aenter__()
                 try:

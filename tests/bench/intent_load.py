@@ -45,7 +45,7 @@ from control_plane.identity.registrar import Registrar  # noqa: E402
 from control_plane.images.store import ImageStore  # noqa: E402
 from control_plane.job_control.core.intents import is_composed  # noqa: E402
 from control_plane.roles import ControlPlane  # noqa: E402
-from control_plane.runtime.garbage import heap_that_stays  # noqa: E402
+from control_plane.runtime.garbage import permanent_heap  # noqa: E402
 from control_plane.runtime.runtime import Runtime  # noqa: E402
 from control_plane.store.bulk import put_all  # noqa: E402
 from control_plane.store.records import encode  # noqa: E402
@@ -88,7 +88,7 @@ class ManyJobs:
                     **dict.fromkeys(("destructive_burst", "profile_switches_burst"), 1_000_000),
                     join_grace_s=0,
                 )
-                with heap_that_stays():
+                with permanent_heap():
                     self.cp = ControlPlane(
                         store,
                         self.hosts.agent,

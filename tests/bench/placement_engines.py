@@ -13,7 +13,7 @@ from control_plane.api.capacity import EntitlementRecord
 from control_plane.api.jobs import JobSpec
 from control_plane.api.machine_commands import MarkDown, MarkUp
 from control_plane.api.machines import MachineRecord
-from control_plane.runtime.garbage import heap_that_stays
+from control_plane.runtime.garbage import permanent_heap
 from control_plane.store.records import ENTITLEMENTS, MACHINES, decode
 from control_plane.store.sqlite import SqliteStore
 from tests.bench.placement_floors import BestFit, Demand, Machines
@@ -163,7 +163,7 @@ class TwineEngine:
         await self._stack.aclose()
 
     async def load(self) -> None:
-        with heap_that_stays():
+        with permanent_heap():
             opened = allocator_over(self._stores.own, self._stores.brokers)
             self.allocator = await self._stack.enter_async_context(opened)
 

@@ -45,7 +45,7 @@ from control_plane.api.settings import PortalSettings, SchedulerSettings
 from control_plane.api.stored_jobs import chunks_of, intent_of
 from control_plane.broker.keys import prefix_of
 from control_plane.roles import ControlPlane
-from control_plane.runtime.garbage import heap_that_stays
+from control_plane.runtime.garbage import permanent_heap
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.bulk import put_all
 from control_plane.store.records import ENTITLEMENTS, JOBS, encode, task_chunk_key
@@ -167,7 +167,7 @@ async def run(machines: int, tasks: int, jobs: int) -> dict[str, float]:
         async with SqliteStore(Path(folder)) as store:
             await put_all(store, region.rows())
             began, used = time.perf_counter(), time.process_time()
-            with heap_that_stays():
+            with permanent_heap():
                 agents, runtime = region.hosts.agent, Runtime(seed=1)
                 cp = ControlPlane(store, agents, runtime, settings, find_image, PortalSettings())
                 await cp.__aenter__()

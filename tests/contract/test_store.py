@@ -429,3 +429,23 @@ def test_a_store_of_the_first_release_is_brought_up(tmp_path):
 
     assert on(SqliteStore(tmp_path), body) == (8, 10)
     assert on(SqliteStore(tmp_path), lambda s: s.get("a")) == Entry("a", b"", 10)
+
+
+@pytest.mark.behaviour("BUG-CP150")
+def test_a_write_that_arrives_while_the_store_closes_is_refused(tmp_path):
+    """Formerly its caller waited forever, because the writing thread had ended."""
+
+    async def closing() -> None:
+        store = SqliteStore(tmp_path)
+        await store.__aenter__()
+        early = asyncio.ensure_future(store.txn({}, [Put("early", b"")]))
+        await asyncio.sleep(0)
+        close = asyncio.ensure_future(store.__aexit__(None, None, None))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            with pytest.raises(Busy, match="it is not open"):
+                await store.txn({}, [Put("late", b"")])
+            assert await early == 1
+            await close
+
+    asyncio.run(closing())

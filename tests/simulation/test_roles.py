@@ -184,7 +184,7 @@ def test_promises_that_are_judged_before_machines_are_held_only_are_found(
     async def confirmed(*_: Any) -> bool:
         return True
 
-    monkeypatch.setattr(ShardProcesses, "_confirm", confirmed)
+    monkeypatch.setattr(ShardProcesses, "_confirm_holds", confirmed)
     chosen = scenario.load("roles-promises")
     chosen = replace(chosen, minutes=4.0, settle_minutes=6.0, faults=[])
     story = "\n".join(

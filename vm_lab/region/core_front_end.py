@@ -53,7 +53,7 @@ class CoreFrontEnd:
         handlers = CoreHandlers(plane)
         forwarding = Forwarding(plane, lambda *to: ShardConnection(life, find, *to))
         self._handlers: dict[str, Handler] = {
-            name: forwarding.wrapped(_BY_NAME[name], getattr(handlers, name))
+            name: forwarding.wrap(_BY_NAME[name], getattr(handlers, name))
             for name in (
                 *("apply_job", "get_job", "stop_job", "move_task", "restart_task", "move_job"),
                 "list_machines",

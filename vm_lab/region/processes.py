@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from control_plane.api.settings import SchedulerSettings
 from control_plane.config import EtcdSettings
-from control_plane.process import until
+from control_plane.process import run_until
 from control_plane.runtime.runtime import SteppedRuntime
 from control_plane.shards.processes import CORE, OwnRole, RoleLeaders
 from control_plane.store.etcd import EtcdStore
@@ -268,7 +268,7 @@ class RegionProcesses(Plane):
                 life.front_end = shard_front_end_of(plane, life)
                 self.observer.plane_changed("shard serves")
             try:
-                await until(life.ended, plane.wait_failed())
+                await run_until(life.ended, plane.wait_failed())
             finally:
                 life.led_at_end = life.leads and not life.store_failure()
 

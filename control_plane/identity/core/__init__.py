@@ -1,1 +1,1 @@
-"""What a user may do, as pure functions."""
+"""Decisions about rights, certificates and clones, as pure functions of values."""

@@ -19,10 +19,10 @@ def root_name(cluster: str) -> x509.Name:
     return common_name(f"Twine authority of {cluster}")
 
 
-def begun(
+def certificate_builder(
     subject: x509.Name, issuer: x509.Name, start: float, end: float
 ) -> x509.CertificateBuilder:
-    """Return the beginning of a certificate that counts from `start` to `end` (since 1970)."""
+    """Return a builder of a certificate, valid from `start` to `end` (seconds since 1970)."""
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -48,7 +48,7 @@ def key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def key_text(key: ec.EllipticCurvePrivateKey) -> bytes:
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     """Return a key in PEM form."""
     return key.private_bytes(
         serialization.Encoding.PEM,
@@ -58,5 +58,5 @@ def key_text(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def common_name(text: str) -> x509.Name:
-    """Return a name that has only its first 64 characters, the most that X.509 accepts."""
+    """Return a text as an X.509 name, cut to the 64 characters that X.509 accepts."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])

@@ -11,68 +11,69 @@ from control_plane.api.duplicates import Duplicate
 
 
 class CloneFinding(StrEnum):
-    """The finding of a round."""
+    """Which of two hosts with one identity is the clone, by one round."""
 
     NOTHING = "nothing"
-    """Nothing answers at the machine's address: it proves nothing."""
+    """No process answers at the machine's address: that proves nothing."""
     ALONE = "alone"
-    """The caller is the process that answers."""
+    """The process that answers is the caller."""
     DOUBT = "doubt"
     """Another process answers; the caller may have ended meanwhile."""
-    CALLER_SECOND = "caller-second"
-    CALLER_FIRST = "caller-first"
+    CALLER_IS_CLONE = "caller-is-clone"
+    OTHER_IS_CLONE = "other-is-clone"
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One request of a host."""
+    """One request of a host, and the answer at the machine's address."""
 
     caller: Presence
-    there: Presence | None
-    """What answered at the machine's address after the caller had asked; None: nothing."""
+    answered: Presence | None
+    """The process that then answered at the machine's address; None: no process did."""
     doubted: str
-    """The mark of a caller that was in doubt in the round before; empty: none."""
+    """The mark of the caller that the round before left in doubt; empty: none."""
     boots: Sequence[str]
-    """The boots that were seen alone at this address, the earliest first."""
+    """The boots that were found alone at this address, the earliest first."""
 
 
-def found(one: Round) -> CloneFinding:
+def finding_of(check: Round) -> CloneFinding:
     """Return the finding of a round.
 
     A mark is in the memory of one process only. A caller that repeats its mark after another
-    process answered was running all the while, so there are two hosts. A reboot, a restart of the
+    process answered was running all the time, so there are two hosts. A reboot, a restart of the
     agent or a restored disk never repeats a mark. The clone is the caller, unless its boot was
-    known before that of the other one.
+    known before that of the other host.
     """
-    caller, there = one.caller, one.there
-    if there is None:
+    caller, answered = check.caller, check.answered
+    if answered is None:
         return CloneFinding.NOTHING
-    if there.mark == caller.mark:
+    if answered.mark == caller.mark:
         return CloneFinding.ALONE
-    if not caller.mark or one.doubted != caller.mark:
+    if not caller.mark or check.doubted != caller.mark:
         return CloneFinding.DOUBT
-    boots = list(one.boots)
-    if caller.boot_id not in boots or there.boot_id == caller.boot_id:
-        return CloneFinding.CALLER_SECOND
-    later = there.boot_id not in boots or boots.index(there.boot_id) > boots.index(caller.boot_id)
-    return CloneFinding.CALLER_FIRST if later else CloneFinding.CALLER_SECOND
+    boots = list(check.boots)
+    if caller.boot_id not in boots or answered.boot_id == caller.boot_id:
+        return CloneFinding.CALLER_IS_CLONE
+    other = answered.boot_id
+    is_later = other not in boots or boots.index(other) > boots.index(caller.boot_id)
+    return CloneFinding.OTHER_IS_CLONE if is_later else CloneFinding.CALLER_IS_CLONE
 
 
-def is_second(known: Duplicate | None, boot_id: str) -> bool:
+def is_clone(known: Duplicate | None, boot_id: str) -> bool:
     """Return whether a host is the clone by its boot; copies of one memory image have the same."""
     return known is not None and known.boot_id == boot_id != known.other_boot_id
 
 
-def stays_second(known: Duplicate | None, boot_id: str) -> bool:
-    """Return whether a host counts as the clone while nothing answers at the address.
+def is_still_clone(known: Duplicate | None, boot_id: str) -> bool:
+    """Return whether a host counts as the clone while no process answers at the address.
 
-    It may be the clone after a reboot, and the other one may only be cut off.
+    It may be the clone after a reboot, and the original may only be cut off.
     """
     return known is not None and boot_id != known.other_boot_id
 
 
-def words(known: Duplicate) -> str:
-    """Return why a host is the clone, for its operators."""
+def describe_clone(known: Duplicate) -> str:
+    """Return why a host is the clone, as text for operators."""
     return (
         f"another host has the identity of {known.machine} and keeps it"
         f" (boot {known.other_boot_id[:8] or '?'}); this one (boot {known.boot_id[:8] or '?'},"

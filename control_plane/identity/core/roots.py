@@ -2,7 +2,7 @@
 
 A rotation has three steps. `prepare`: a new root is trusted, and issues nothing. `activate`: it
 issues, and the one before is still trusted. `retire`: that one is no longer trusted. Each step
-waits until every host and credential is ready for it; `hinders` lists those that are not.
+waits until every host and credential is ready for it; `lockouts` lists those that are not.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from control_plane.api.people import IssuedCredential
 from control_plane.identity.core.certificates import (
     ROOT_LIFE_S,
     SKEW_S,
-    begun,
-    key_text,
+    certificate_builder,
+    key_pem,
     key_usage,
     root_name,
 )
@@ -35,7 +35,7 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A root certificate, with its key for as long as it issues or is about to."""
+    """A root certificate, with its key while it issues or is about to issue."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey | None
@@ -52,7 +52,7 @@ class Root:
 
     @property
     def ends_at(self) -> float:
-        """Return until when it counts, in seconds since 1970."""
+        """Return the end of its validity, in seconds since 1970."""
         return self.certificate.not_valid_after_utc.timestamp()
 
 
@@ -65,20 +65,20 @@ class Roots:
     former: Root | None = None
 
     def trusted(self) -> list[Root]:
-        """Return all, the one that issues first."""
+        """Return all roots; the one that issues is first."""
         return [root for root in (self.active, self.coming, self.former) if root is not None]
 
     def bundle(self) -> str:
-        """Return the certificates of all, in PEM form, the one that issues first."""
+        """Return the certificates of all roots, in PEM form; the one that issues is first."""
         return "".join(root.pem for root in self.trusted())
 
 
-def made(cluster: str, now: float) -> Root:
-    """Return a new root, whose certificate issues others and nothing above them."""
+def new_root(cluster: str, now: float) -> Root:
+    """Return a new root, which may issue leaf certificates and no other authorities."""
     key, name = ec.generate_private_key(ec.SECP256R1()), root_name(cluster)
     public = key.public_key()
     certificate = (
-        begun(name, name, now - SKEW_S, now + ROOT_LIFE_S)
+        certificate_builder(name, name, now - SKEW_S, now + ROOT_LIFE_S)
         .public_key(public)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(key_usage(sign_certificates=True), critical=True)
@@ -88,19 +88,22 @@ def made(cluster: str, now: float) -> Root:
     return Root(certificate, key)
 
 
-def text_of(roots: Roots) -> bytes:
-    """Return the file's content: keys before their certificates, the former root without a key."""
+def roots_file(roots: Roots) -> bytes:
+    """Return the content of the roots' file: each key before its certificate.
+
+    The former root has no key.
+    """
     parts = []
     for root in roots.trusted():
-        parts += [key_text(root.key)] if root.key is not None else []
+        parts += [key_pem(root.key)] if root.key is not None else []
         parts.append(root.pem.encode())
     return b"".join(parts)
 
 
-def parsed(text: bytes) -> Roots:
+def parse_roots(text: bytes) -> Roots:
     """Return the roots of a file, or raise `ValueError` (also TypeError, `UnsupportedAlgorithm`).
 
-    A file of an earlier release has one key and one certificate, which is one of these.
+    A file of an earlier release has one key and one certificate, which is the same form.
     """
     key: ec.EllipticCurvePrivateKey | None = None
     issuing: list[Root] = []
@@ -123,7 +126,7 @@ def parsed(text: bytes) -> Roots:
     return Roots(issuing[0], coming, former[0] if former else None)
 
 
-def after(roots: Roots, step: Step, fresh: Root) -> Roots:
+def roots_after(roots: Roots, step: Step, new: Root) -> Roots:
     """Return the roots after a step, or raise `Conflict` if another step is next."""
     if step is Step.PREPARE:
         if roots.coming is not None:
@@ -132,7 +135,7 @@ def after(roots: Roots, step: Step, fresh: Root) -> Roots:
             raise Conflict(
                 "the former root is still trusted", hint="first run twinectl authority retire"
             )
-        return replace(roots, coming=fresh)
+        return replace(roots, coming=new)
     if step is Step.RETIRE:
         if roots.former is None:
             raise Conflict("there is no former root", hint="twinectl authority show")
@@ -150,7 +153,7 @@ def is_behind(roots: Roots, trust: HostTrust | None) -> bool:
     return trust is None or set(trust.trusts) != hashes or trust.issuer != roots.active.ca_hash
 
 
-def hinders(
+def lockouts(
     roots: Roots,
     step: Step,
     hosts: Mapping[str, HostTrust | None],
@@ -163,18 +166,22 @@ def hinders(
     """
     if step is Step.ACTIVATE and roots.coming is not None:
         wanted = roots.coming.ca_hash
-        behind = [h for h, t in hosts.items() if t is None or wanted not in t.trusts]
+        not_ready = [h for h, t in hosts.items() if t is None or wanted not in t.trusts]
         old = [c for c in credentials if wanted not in c.trusts]
-        return _locked_out(behind, "do not know the new root yet", old, "was created before it")
+        return _lockout_lines(
+            not_ready, "do not know the new root yet", old, "was created before it"
+        )
     if step is Step.RETIRE and roots.former is not None:
         wanted = roots.active.ca_hash
-        behind = [h for h, t in hosts.items() if t is None or t.issuer != wanted]
+        not_ready = [h for h, t in hosts.items() if t is None or t.issuer != wanted]
         old = [c for c in credentials if c.issuer != wanted]
-        return _locked_out(behind, "have a certificate of the former root", old, "was issued by it")
+        return _lockout_lines(
+            not_ready, "have a certificate of the former root", old, "was issued by it"
+        )
     return []
 
 
-def _locked_out(
+def _lockout_lines(
     hosts: Sequence[str], hosts_why: str, old: Sequence[IssuedCredential], old_why: str
 ) -> list[str]:
     found = []

@@ -23,7 +23,7 @@ from control_plane.api.intents import (
     SizeIntent,
     StoredIntent,
 )
-from control_plane.api.job_changes import is_untouched
+from control_plane.api.job_changes import has_same_tasks_and_specs
 from control_plane.api.jobs import JobRecord, TaskPhase, TaskRecord
 from control_plane.api.operations import OperationKind, OperationState
 from control_plane.job_control.core.compose import (
@@ -276,7 +276,7 @@ def ask_the_same(before: JobRecord, after: JobRecord) -> bool:
     their specification contains everything that their intents want.
     """
     return (
-        is_untouched(before, after)
+        has_same_tasks_and_specs(before, after)
         and is_plain(after)
         and is_composed(after)
         and next_end(after) is None

@@ -13,7 +13,7 @@ from control_plane.portal.core.grants import Supply
 from control_plane.portal.core.pools import members
 from wire.errors import FieldError
 
-_KINDS = ("machines", "per_type", "rru")
+_QUOTA_KINDS = ("machines", "per_type", "rru")
 
 
 def check_entitlement(
@@ -123,8 +123,8 @@ def _reservation_errors(
     if wanted.host_profile != base.host_profile:
         reason = f"the machines of {base_name!r} run {base.host_profile!r}"
         found.append(_error("host_profile", reason))
-    if _kinds(wanted) != _kinds(base):
-        given = " and ".join(_kinds(base))
+    if _quota_kinds(wanted) != _quota_kinds(base):
+        given = " and ".join(_quota_kinds(base))
         found.append(_error("machines", f"the quota of {base_name!r} is given by {given}"))
     if wanted.machine_types and set(wanted.machine_types) != set(base.machine_types):
         types = ", ".join(base.machine_types) or "any"
@@ -147,16 +147,16 @@ def _pool_errors(
     """Check that the reservations on an entitlement stay valid when it changes."""
     found: list[FieldError] = []
     for other in members({**specs, name: wanted}).get(name, [])[1:]:
-        wrong = _reservation_errors(other, specs[other], name, {**specs, name: wanted})
+        errors = _reservation_errors(other, specs[other], name, {**specs, name: wanted})
         found += [
             _error(e.field, f"the reservation {other!r} would not fit any more: {e.reason}")
-            for e in wrong
+            for e in errors
         ]
     return found
 
 
-def _kinds(spec: EntitlementSpec) -> list[str]:
-    return [kind for kind in _KINDS if getattr(spec, kind) not in (None, {})]
+def _quota_kinds(spec: EntitlementSpec) -> list[str]:
+    return [kind for kind in _QUOTA_KINDS if getattr(spec, kind) not in (None, {})]
 
 
 def _error(field: str, reason: str) -> FieldError:

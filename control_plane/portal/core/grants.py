@@ -81,12 +81,12 @@ class Shortage:
     def __str__(self) -> str:
         """Describe the sum that exceeds the available machines."""
         units = {*self.asked, *self.granted}
-        there = " and ".join(
+        available = " and ".join(
             _count(unit, self.available[unit]) for unit in sorted(units, reverse=True)
         )
         return (
             f"{self.where}: {_describe(self.granted)} granted to others +"
-            f" {_describe(self.asked)} asked > {there}"
+            f" {_describe(self.asked)} asked > {available}"
             + (f" in the same machines, by {_describe(self.lacking)}" if len(units) > 1 else "")
         )
 
@@ -172,7 +172,7 @@ def _demands_of(quota: Quota) -> list[_Demand]:
 
 @dataclass(slots=True)
 class Shares:
-    """Which free machines are meant for which pools; as many promises as possible are kept."""
+    """Which free machines are meant for which pools, so that the most promises are kept."""
 
     groups: dict[str, list[int]]
     """Pool → the groups of equal promises that it is in."""
@@ -201,12 +201,12 @@ class Promises:
         self._supplied: dict[int, int] = {}
         self._groups: dict[int, _Demand] = {}
         self._amounts: defaultdict[int, Counter[str]] = defaultdict(Counter)
-        self._outlets: dict[int, int] = {}
-        self._gates: dict[int, list[tuple[int, int]]] = {}
-        self._inlets: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        self._to_sink: dict[int, int] = {}
+        self._type_limits: dict[int, list[tuple[int, int]]] = {}
+        self._from_classes: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
         self._short: set[int] | None = None
         self._build(quotas)
-        for _ in self._network.filling() if is_matched else ():
+        for _ in self._network.push_all() if is_matched else ():
             pass
 
     @staticmethod
@@ -214,7 +214,7 @@ class Promises:
         """Return the same as the constructor, in steps of bounded time."""
         made = Promises(quotas, supply, is_matched=False)
         yield
-        yield from made._network.filling()
+        yield from made._network.push_all()
         return made
 
     def _build(self, quotas: Mapping[str, Quota]) -> None:
@@ -224,41 +224,41 @@ class Promises:
                 node = network.node()
                 self._classes[node] = kind
                 self._supplied[node] = network.arc(0, node, self._supply[kind])
-        alike: defaultdict[object, list[tuple[str, _Demand]]] = defaultdict(list)
+        groups: defaultdict[object, list[tuple[str, _Demand]]] = defaultdict(list)
         for pool, quota in quotas.items():
             for demand in _demands_of(quota):
-                alone = pool if demand.at_most else ""
-                key = (demand.unit, demand.types, demand.datacenter, demand.region, alone)
-                alike[key].append((pool, demand))
-        for group in alike.values():
+                own_group = pool if demand.at_most else ""
+                key = (demand.unit, demand.types, demand.datacenter, demand.region, own_group)
+                groups[key].append((pool, demand))
+        for group in groups.values():
             node = network.node()
             self._groups[node] = group[0][1]
             self._amounts[node].update({pool: demand.amount for pool, demand in group})
-            self._outlets[node] = network.arc(node, 1, sum(self._amounts[node].values()))
+            self._to_sink[node] = network.arc(node, 1, sum(self._amounts[node].values()))
             self._connect(node, group[0][1])
 
     def _connect(self, node: int, demand: _Demand) -> None:
-        network, gates = self._network, {}
+        network, limits = self._network, {}
         for machine_type, count in demand.at_most:
-            gates[machine_type] = network.node()
-            outlet = network.arc(gates[machine_type], node, count)
-            self._gates.setdefault(node, []).append((gates[machine_type], outlet))
+            limits[machine_type] = network.node()
+            outlet = network.arc(limits[machine_type], node, count)
+            self._type_limits.setdefault(node, []).append((limits[machine_type], outlet))
         for at, kind in self._classes.items():
             if demand.suits(kind):
                 gain = kind.micro_rru if demand.unit == "RRU" else 1
-                head = gates.get(kind.machine_type, node)
-                self._inlets[node].append((at, head, network.arc(at, head, None, gain)))
+                head = limits.get(kind.machine_type, node)
+                self._from_classes[node].append((at, head, network.arc(at, head, None, gain)))
 
     def shares(self) -> Shares:
         """Return one way of keeping all promises that can be kept, in whole machines."""
         flows: dict[int, dict[MachineClass, int]] = {}
         for node in self._groups:
-            mine = flows[node] = {}
-            for at, _, arc in self._inlets[node]:
+            own = flows[node] = {}
+            for at, _, arc in self._from_classes[node]:
                 machines = self._network.flow(arc)
                 if self._groups[node].unit == "RRU":
                     machines = machines / Fraction(self._classes[at].micro_rru)
-                mine[self._classes[at]] = int(machines)
+                own[self._classes[at]] = int(machines)
         rest = {
             kind: int(self._supply[kind] - self._network.flow(self._supplied[at]))
             for at, kind in self._classes.items()
@@ -267,14 +267,14 @@ class Promises:
         for node, amounts in self._amounts.items():
             for pool in amounts:
                 groups[pool].append(node)
-        unmet = any(self._lacking(node) > 0 for node in self._groups)
+        unmet = any(self._missing_of(node) > 0 for node in self._groups)
         return Shares(dict(groups), flows, rest, unmet)
 
     def lacking(self) -> Counter[str]:
-        """Return unit → how much of all promises cannot be kept."""
+        """Return how much of all promises cannot be kept, by unit."""
         found: Counter[str] = Counter()
         for node, demand in self._groups.items():
-            found[demand.unit] += math.ceil(self._lacking(node))
+            found[demand.unit] += math.ceil(self._missing_of(node))
         return found
 
     def spare(self, pool: str) -> dict[MachineClass, int]:
@@ -289,7 +289,7 @@ class Promises:
         for node, amounts in self._amounts.items():
             if amounts[pool] > 0:
                 reached: dict[int, set[int]] = {}
-                for at, head, arc in self._inlets[node]:
+                for at, head, arc in self._from_classes[node]:
                     if head not in reached:
                         reached[head] = self._network.reachable(head)
                     flow = self._network.flow(arc)
@@ -306,7 +306,7 @@ class Promises:
     def shortage(self, pool: str) -> Shortage | None:
         """Return the unmet promises that this pool takes part in, or None."""
         if self._short is None:
-            unmet = {node for node in self._groups if self._lacking(node) > 0}
+            unmet = {node for node in self._groups if self._missing_of(node) > 0}
             self._short = self._network.reaching(unmet)
         short = self._short
         groups = [node for node in self._groups if node in short]
@@ -317,31 +317,33 @@ class Promises:
         asked, granted, lacking = Counter[str](), Counter[str](), Counter[str]()
         for node in groups:
             unit = self._groups[node].unit
-            total = self._amounts[node].total() - self._elsewhere(node, short)
+            total = self._amounts[node].total() - self._from_other_types(node, short)
             own = total if self._groups[node].at_most else self._amounts[node][pool]
             asked[unit] += own
             granted[unit] += total - own
-            lacking[unit] += math.ceil(self._lacking(node))
+            lacking[unit] += math.ceil(self._missing_of(node))
         machines = sum(self._supply[kind] for kind in kinds)
         micro_rru = sum(self._supply[kind] * kind.micro_rru for kind in kinds)
         return Shortage(
-            where=_where(kinds, suited, self._classes.values()),
+            where=_describe_machines(kinds, suited, self._classes.values()),
             asked=dict(+asked),
             granted=dict(+granted),
             lacking=dict(+lacking),
             available={"machines": machines, "RRU": micro_rru},
         )
 
-    def _lacking(self, node: int) -> Amount:
-        return self._amounts[node].total() - self._network.flow(self._outlets[node])
+    def _missing_of(self, node: int) -> Amount:
+        return self._amounts[node].total() - self._network.flow(self._to_sink[node])
 
-    def _elsewhere(self, node: int, short: set[int]) -> int:
-        """Return the amount that a demand gets of types that are not short, within its bounds."""
-        gates = self._gates.get(node, [])
-        return sum(int(self._network.flow(outlet)) for gate, outlet in gates if gate not in short)
+    def _from_other_types(self, node: int, short: set[int]) -> int:
+        """Return the amount that a demand with bounds by type gets of types that are not short."""
+        limits = self._type_limits.get(node, [])
+        return sum(
+            int(self._network.flow(outlet)) for limit, outlet in limits if limit not in short
+        )
 
 
-def _where(
+def _describe_machines(
     kinds: Iterable[MachineClass], demands: Iterable[_Demand], region: Iterable[MachineClass]
 ) -> str:
     """Describe the machines that are short, or the requested ones if the region has none."""
@@ -356,12 +358,12 @@ def _where(
     of_datacenter: defaultdict[str, set[str]] = defaultdict(set)
     for machine_type, datacenter in places:
         of_datacenter[datacenter].add(machine_type)
-    alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    groups: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for datacenter, found in sorted(of_datacenter.items()):
-        alike[tuple(sorted(found))].append(datacenter)
+        groups[tuple(sorted(found))].append(datacenter)
     return "; ".join(
         f"type{'s' if len(types) > 1 else ''} {', '.join(types)} in {', '.join(datacenters)}"
-        for types, datacenters in alike.items()
+        for types, datacenters in groups.items()
     )
 
 

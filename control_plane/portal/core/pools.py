@@ -38,7 +38,7 @@ class Quota:
         )
 
     def excess(self, held: HeldCapacity) -> list[str]:
-        """Describe what is held beyond a quota that was made smaller."""
+        """Describe what is held beyond the quota, for instance after the quota was reduced."""
         found = list[str]()
         if self.machines is not None and held.machines > self.machines:
             found.append(f"{held.machines} machines of {self.machines}")
@@ -86,12 +86,12 @@ def pool_quotas(specs: Mapping[str, EntitlementSpec]) -> dict[str, Quota]:
     given in all of them or in none.
     """
     return {
-        pool: _sum(specs[pool], [specs[name] for name in names[1:]])
+        pool: _sum_of_quotas(specs[pool], [specs[name] for name in names[1:]])
         for pool, names in members(specs).items()
     }
 
 
-def _sum(own: EntitlementSpec, reservations: Iterable[EntitlementSpec]) -> Quota:
+def _sum_of_quotas(own: EntitlementSpec, reservations: Iterable[EntitlementSpec]) -> Quota:
     machines, rru = own.machines, own.rru
     per_type = Counter(own.per_type)
     for spec in reservations:

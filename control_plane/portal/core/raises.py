@@ -12,8 +12,8 @@ from control_plane.api.settings import Raise
 def asks_for_more(before: EntitlementSpec | None, after: EntitlementSpec) -> bool:
     """Return whether a change may take capacity that other entitlements could have had.
 
-    Less of the same machines is not more. Other types or another place count as more: those
-    machines may be scarcer than the present ones.
+    Fewer of the same machines do not count as more. Other types or another place do: those machines
+    may be scarcer than the present ones.
     """
     if before is None:
         return True
@@ -66,7 +66,7 @@ def _types_changed(before: EntitlementSpec, after: EntitlementSpec) -> bool:
     if set(before.machine_types) != set(after.machine_types):
         return True
     if after.machines is not None and before.per_type and after.per_type != before.per_type:
-        return True  # as many machines as before, but of a narrower mix
+        return True  # as many machines as before, but of a different mix
     if bool(before.per_type) != bool(after.per_type):
         return True
     return any(count > before.per_type.get(t, 0) for t, count in after.per_type.items())

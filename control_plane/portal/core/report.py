@@ -1,4 +1,4 @@
-"""Sums up the capacity that is granted, held, used and left over, over a region's machines.
+"""Sums the granted, held, used and remaining capacity of a region's machines.
 
 `PortalReport.add` is called once per machine, so that the caller can let other tasks run between
 the calls: a region has a million machines.
@@ -45,7 +45,7 @@ class Used:
 NOTHING = Used()
 
 
-class _Sum:
+class _RunningSum:
     """A running sum of an amount."""
 
     __slots__ = ("machines", "memory_bytes", "power_w", "rru")
@@ -59,7 +59,7 @@ class _Sum:
         self.memory_bytes += memory_bytes
         self.power_w += power_w
 
-    def plus(self, other: _Sum) -> None:
+    def add_sum(self, other: _RunningSum) -> None:
         self.add(other.machines, other.rru, other.memory_bytes, other.power_w)
 
     def amount(self) -> Amount:
@@ -81,13 +81,18 @@ class _Sum:
         )
 
 
-class _Sums:
+class _LineSums:
     """The sums of one line of the report."""
 
     __slots__ = ("all", "free", "held", "used")
 
     def __init__(self) -> None:
-        self.all, self.held, self.used, self.free = _Sum(), _Sum(), _Sum(), _Sum()
+        self.all, self.held, self.used, self.free = (
+            _RunningSum(),
+            _RunningSum(),
+            _RunningSum(),
+            _RunningSum(),
+        )
 
 
 class PortalReport:
@@ -95,15 +100,18 @@ class PortalReport:
 
     def __init__(self, now: float) -> None:
         self._now = now
-        self._alike: dict[tuple[str, str, str, str, str, str], tuple[_Sum, _Sum]] = {}
+        self._by_class: dict[
+            tuple[str, str, str, str, str, str], tuple[_RunningSum, _RunningSum]
+        ] = {}
         """Type, data center, MSB, entitlement, owner and class → size and use of the machines."""
-        self._by_entitlement: defaultdict[str, _Sums] = defaultdict(_Sums)
-        self._owned: defaultdict[str, _Sum] = defaultdict(_Sum)
-        self._types: defaultdict[str, _Sums] = defaultdict(_Sums)
-        self._datacenters: defaultdict[str, _Sums] = defaultdict(_Sums)
-        self._msbs: defaultdict[str, _Sums] = defaultdict(_Sums)
-        self._split: dict[str, _Sum] = {
-            kind: _Sum() for kind in ("all", "guaranteed", "lent", "idle", "free", "unusable")
+        self._by_entitlement: defaultdict[str, _LineSums] = defaultdict(_LineSums)
+        self._owned: defaultdict[str, _RunningSum] = defaultdict(_RunningSum)
+        self._types: defaultdict[str, _LineSums] = defaultdict(_LineSums)
+        self._datacenters: defaultdict[str, _LineSums] = defaultdict(_LineSums)
+        self._msbs: defaultdict[str, _LineSums] = defaultdict(_LineSums)
+        self._split: dict[str, _RunningSum] = {
+            kind: _RunningSum()
+            for kind in ("all", "guaranteed", "lent", "idle", "free", "unusable")
         }
         self._largest: dict[str, tuple[float, LargestTask]] = {}
         self._half_empty = self._idle = 0
@@ -115,20 +123,20 @@ class PortalReport:
         usable = record.state is MachineState.UP and not blocking(record, self._now)
         place, loan, entitlement = record.location, record.loan, record.entitlement
         owner = entitlement if loan is None else loan.donor
-        kind = self._kind(record, used, usable)
+        kind = self._class_of(record, used, usable)
         key = (record.machine_type, place.datacenter, place.msb, entitlement, owner, kind)
-        sums = self._alike.get(key)
+        sums = self._by_class.get(key)
         if sums is None:
-            sums = self._alike[key] = _Sum(), _Sum()
+            sums = self._by_class[key] = _RunningSum(), _RunningSum()
         sums[0].add(1, rru, memory_bytes, power_w)
         if used != NOTHING:
             sums[1].add(1, used.rru, used.memory_bytes, 0)
         if entitlement:
-            self._measure(rru, memory_bytes, used)
+            self._add_fragmentation(rru, memory_bytes, used)
         if usable:
-            self._offer(record.machine_type, rru, memory_bytes, used)
+            self._update_largest(record.machine_type, rru, memory_bytes, used)
 
-    def _kind(self, record: MachineRecord, used: Used, usable: bool) -> str:
+    def _class_of(self, record: MachineRecord, used: Used, usable: bool) -> str:
         if not usable:
             return "unusable"
         if not record.entitlement:
@@ -137,9 +145,9 @@ class PortalReport:
             return "lent"
         return "idle" if used == NOTHING else "guaranteed"
 
-    def _sum_up(self) -> None:
+    def _add_to_lines(self) -> None:
         """Add the sums of equal machines to all lines that they belong to."""
-        for key, (size, busy) in self._alike.items():
+        for key, (size, busy) in self._by_class.items():
             machine_type, datacenter, msb, entitlement, owner, kind = key
             lines = [
                 self._types[machine_type],
@@ -149,16 +157,16 @@ class PortalReport:
             if entitlement:
                 lines.append(self._by_entitlement[entitlement])
             for line in lines:
-                line.all.plus(size)
-                (line.held if entitlement else line.free).plus(size)
-                line.used.plus(busy)
+                line.all.add_sum(size)
+                (line.held if entitlement else line.free).add_sum(size)
+                line.used.add_sum(busy)
             if owner:
-                self._owned[owner].plus(size)
-            self._split[kind].plus(size)
-            self._split["all"].plus(size)
-        self._alike.clear()
+                self._owned[owner].add_sum(size)
+            self._split[kind].add_sum(size)
+            self._split["all"].add_sum(size)
+        self._by_class.clear()
 
-    def _measure(self, all_rru: float, all_bytes: int, used: Used) -> None:
+    def _add_fragmentation(self, all_rru: float, all_bytes: int, used: Used) -> None:
         """Add the use of one held machine to the fragmentation."""
         rru = used.rru / all_rru if all_rru else 0.0
         memory = used.memory_bytes / all_bytes if all_bytes else 0.0
@@ -169,8 +177,10 @@ class PortalReport:
         if rru > 1 - FULL_SHARE >= memory:
             self._stranded_memory += all_bytes - used.memory_bytes
 
-    def _offer(self, machine_type: str, all_rru: float, all_bytes: int, used: Used) -> None:
-        """Keep the machine of a type that has the most left of its scarcer resource."""
+    def _update_largest(
+        self, machine_type: str, all_rru: float, all_bytes: int, used: Used
+    ) -> None:
+        """Keep the machine of its type with the largest free share of its scarcer resource."""
         memory = max(0, all_bytes - used.memory_bytes)
         rru = max(0.0, all_rru - used.rru)
         share = memory / all_bytes if all_bytes else 0.0
@@ -185,7 +195,7 @@ class PortalReport:
 
     def finish(self, entitlements: Iterable[EntitlementRecord]) -> CapacityReport:
         """Return the report on all machines added."""
-        self._sum_up()
+        self._add_to_lines()
         specs = {record.name: record.spec for record in entitlements}
         lines = [self._entitlement_line(name, spec) for name, spec in sorted(specs.items())]
         return CapacityReport(
@@ -196,11 +206,11 @@ class PortalReport:
             datacenters=list(_place_lines(self._datacenters)),
             msbs=list(_place_lines(self._msbs)),
             fragmentation=self._fragmentation(lines, specs),
-            split=self._split_up(pool_quotas(specs)),
+            split=self._make_split(pool_quotas(specs)),
         )
 
     def _entitlement_line(self, name: str, spec: EntitlementSpec) -> Line:
-        sums = self._by_entitlement.get(name) or _Sums()
+        sums = self._by_entitlement.get(name) or _LineSums()
         machines = _promised(spec)
         return Line(
             name=name,
@@ -235,7 +245,7 @@ class PortalReport:
             largest=[task for _, (_, task) in sorted(self._largest.items())],
         )
 
-    def _split_up(self, quotas: Mapping[str, Quota]) -> Split:
+    def _make_split(self, quotas: Mapping[str, Quota]) -> Split:
         free = self._split["free"]
         promised = min(free.machines, sum(self._unheld(p, q) for p, q in quotas.items()))
         found = {kind: total.amount() for kind, total in self._split.items() if kind != "free"}
@@ -252,7 +262,7 @@ class PortalReport:
 
     def _unheld(self, pool: str, quota: Quota) -> int:
         """Return how many machines a pool may still get; machines that it lent count as held."""
-        owned = self._owned.get(pool) or _Sum()
+        owned = self._owned.get(pool) or _RunningSum()
         counts = [quota.machines] if quota.machines is not None else []
         counts += [sum(quota.per_type.values())] if quota.per_type else []
         if counts:
@@ -260,18 +270,18 @@ class PortalReport:
         return max(0, int(((quota.rru or 0.0) - owned.rru) / self._average_rru()))
 
     def _average_rru(self) -> float:
-        everything = self._split["all"]
-        return everything.rru / everything.machines if everything.rru else 1.0
+        total = self._split["all"]
+        return total.rru / total.machines if total.rru else 1.0
 
     def _average_memory(self) -> float:
-        everything = self._split["all"]
-        return everything.memory_bytes / everything.machines if everything.machines else 1.0
+        total = self._split["all"]
+        return total.memory_bytes / total.machines if total.machines else 1.0
 
 
 def stacks(
     small: Iterable[Line], specs: Mapping[str, EntitlementSpec], rru: float, memory: float
 ) -> list[StackProposal]:
-    """Return which small entitlements would hold fewer machines as reservations on one of them.
+    """Return the small entitlements that would hold fewer machines as reservations on one of them.
 
     Only entitlements whose tasks may share machines are combined: they have the same host profile,
     place, types, and rules for images and sandboxes. `rru` and `memory` are those of an average
@@ -312,7 +322,7 @@ def _promised(spec: EntitlementSpec) -> int | None:
     return min(spec.machines, total) if spec.per_type else spec.machines
 
 
-def _place_lines(sums: Mapping[str, _Sums]) -> Iterator[Line]:
+def _place_lines(sums: Mapping[str, _LineSums]) -> Iterator[Line]:
     for name, line in sorted(sums.items()):
         yield Line(
             name=name,
@@ -335,16 +345,16 @@ def _roll_up(lines: Iterable[Line], specs: Mapping[str, EntitlementSpec]) -> lis
                 known,
                 granted_machines=known.granted_machines + line.granted_machines,
                 granted_rru=known.granted_rru + line.granted_rru,
-                held=_added(known.held, line.held),
-                used=_added(known.used, line.used),
+                held=_plus(known.held, line.held),
+                used=_plus(known.used, line.used),
             )
     return [nodes[name] for name in sorted(nodes, key=lambda name: name.split("/"))]
 
 
-def _added(one: Amount, other: Amount) -> Amount:
+def _plus(first: Amount, second: Amount) -> Amount:
     return Amount(
-        machines=one.machines + other.machines,
-        rru=round(one.rru + other.rru, 3),
-        memory_bytes=one.memory_bytes + other.memory_bytes,
-        power_w=one.power_w + other.power_w,
+        machines=first.machines + second.machines,
+        rru=round(first.rru + second.rru, 3),
+        memory_bytes=first.memory_bytes + second.memory_bytes,
+        power_w=first.power_w + second.power_w,
     )

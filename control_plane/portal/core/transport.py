@@ -26,7 +26,7 @@ class FlowNetwork:
         """Make a network of the source (0) and the sink (1)."""
         self.arcs: list[list[int]] = [[], []]
         self._head: list[int] = []
-        self._room: list[Amount | None] = []
+        self._capacity: list[Amount | None] = []
         self._gain: list[Amount] = []
         self._weight: list[float] = []
 
@@ -35,29 +35,29 @@ class FlowNetwork:
         self.arcs.append([])
         return len(self.arcs) - 1
 
-    def arc(self, tail: int, head: int, room: Amount | None, gain: int = 1) -> int:
-        """Add an arc for this much flow at its tail (None: any amount); returns its number."""
+    def arc(self, tail: int, head: int, capacity: Amount | None, gain: int = 1) -> int:
+        """Add an arc with a capacity at its tail (None: unlimited), and return its number."""
         number = len(self._head)
         back = 1 if gain == 1 else Fraction(1, gain)
         rows: tuple[tuple[int, int, Amount | None, Amount], ...] = (
-            (tail, head, room, gain),
+            (tail, head, capacity, gain),
             (head, tail, 0, back),
         )
         for at, to, space, factor in rows:
             self.arcs[at].append(len(self._head))
             self._head.append(to)
-            self._room.append(space)
+            self._capacity.append(space)
             self._gain.append(factor)
             self._weight.append(float(factor))
         return number
 
     def flow(self, number: int) -> Amount:
         """Return the flow along an arc, measured at its head."""
-        back = self._room[number + 1]
+        back = self._capacity[number + 1]
         assert back is not None
         return back
 
-    def filling(self) -> Generator[None, None, None]:
+    def push_all(self) -> Generator[None, None, None]:
         """Push the maximal flow from the source to the sink, path by path."""
         while (best := self._best_gains())[1] > 0:
             yield
@@ -67,29 +67,29 @@ class FlowNetwork:
 
     def reachable(self, start: int) -> set[int]:
         """Return the nodes to which more flow could still go from a node, except via the sink."""
-        found, waiting = {start}, deque([start])
+        reached, waiting = {start}, deque([start])
         while waiting:
             for number in self.arcs[waiting.popleft()]:
                 head = self._head[number]
-                if head not in found and head != 1 and self._room[number] != 0:
-                    found.add(head)
+                if head not in reached and head != 1 and self._capacity[number] != 0:
+                    reached.add(head)
                     waiting.append(head)
-        return found
+        return reached
 
-    def reaching(self, goals: set[int]) -> set[int]:
+    def reaching(self, targets: set[int]) -> set[int]:
         """Return the nodes from which more flow could still go to one of these nodes."""
-        found, waiting = set(goals), deque(goals)
+        reached, waiting = set(targets), deque(targets)
         while waiting:
             node = waiting.popleft()
             for out in self.arcs[node]:
                 tail, inward = self._head[out], out ^ 1
-                if tail not in found and self._room[inward] != 0:
-                    found.add(tail)
+                if tail not in reached and self._capacity[inward] != 0:
+                    reached.add(tail)
                     waiting.append(tail)
-        return found
+        return reached
 
     def _best_gains(self) -> list[float]:
-        """Return by node what one unit at the source becomes there; 0 if it cannot get there."""
+        """Return by node the most that a unit of the source becomes there; 0: none arrives."""
         best = [0.0] * len(self.arcs)
         best[0] = 1.0
         waiting, is_waiting = deque([0]), {0}
@@ -97,7 +97,7 @@ class FlowNetwork:
             node = waiting.popleft()
             is_waiting.discard(node)
             for number in self.arcs[node]:
-                if self._room[number] == 0:
+                if self._capacity[number] == 0:
                     continue
                 head, gain = self._head[number], best[node] * self._weight[number]
                 if head != 0 and gain > best[head] * _SLACK:
@@ -115,17 +115,17 @@ class FlowNetwork:
             node = waiting.popleft()
             for number in self.arcs[node]:
                 head = self._head[number]
-                if via[head] >= 0 or head == 0 or self._room[number] == 0:
+                if via[head] >= 0 or head == 0 or self._capacity[number] == 0:
                     continue
                 if best[node] * self._weight[number] * _SLACK < best[head]:
                     continue
                 via[head] = number
                 if head == 1:
-                    return self._back_from_sink(via)
+                    return self._arcs_to_sink(via)
                 waiting.append(head)
         return None
 
-    def _back_from_sink(self, via: list[int]) -> list[int]:
+    def _arcs_to_sink(self, via: list[int]) -> list[int]:
         path, node = [], 1
         while node != 0:
             path.append(via[node])
@@ -134,13 +134,13 @@ class FlowNetwork:
 
     def _push(self, path: list[int]) -> None:
         amount: Amount | None = None
-        so_far: Amount = 1
+        gain_so_far: Amount = 1
         for number in path:
-            room = self._room[number]
-            if room is not None:
-                most = room if so_far == 1 else room / Fraction(so_far)
-                amount = most if amount is None else min(amount, most)
-            so_far = so_far * self._gain[number]
+            capacity = self._capacity[number]
+            if capacity is not None:
+                limit = capacity if gain_so_far == 1 else capacity / Fraction(gain_so_far)
+                amount = limit if amount is None else min(amount, limit)
+            gain_so_far = gain_so_far * self._gain[number]
         assert amount is not None
         for number in path:
             arriving = amount * self._gain[number]
@@ -149,6 +149,6 @@ class FlowNetwork:
             amount = arriving
 
     def _change(self, number: int, by: Amount) -> None:
-        room = self._room[number]
-        if room is not None:
-            self._room[number] = room + by
+        capacity = self._capacity[number]
+        if capacity is not None:
+            self._capacity[number] = capacity + by

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from control_plane.api.jobs import JobRecord, bound_to
+from control_plane.api.jobs import JobRecord, entitlements_of
 from control_plane.api.machines import MachineRecord
 from control_plane.broker.core.assignment import FREE
 
@@ -25,7 +25,7 @@ def in_transfer(
     for record in jobs:
         places = [machine(name) for name in record.leaving]
         others = {place.entitlement for place in places if place is not None} - {FREE}
-        if others := (others | bound_to(record)) - names:
+        if others := (others | entitlements_of(record)) - names:
             return record.name, others
     for task in left:
         owner = job(task.rpartition("-")[0])

@@ -2,7 +2,7 @@
 
 The article on the job control plane shows operations of a job that way. Rows without an operation
 in the window are left out, so a job of 10,000 tasks shows only tasks with operations. The
-page draws the first rows (`chart`); a script draws any others from numbers (`packed`).
+page draws the first rows (`chart`); a script draws any others from numbers (`pack`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from math import ceil
 from typing import Any
 
 from control_plane.api.jobs import TaskRecord
@@ -36,7 +37,7 @@ class Bar:
     end: float | None
     """None: it has not ended."""
     title: str
-    """A full description in one sentence: for the tooltip and for screen readers."""
+    """A description of the operation in one sentence, for the tooltip and for screen readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +69,25 @@ def chart(
 ) -> Chart:
     """Return the chart of a window (begin, end in seconds since 1970) from row `first` on."""
     begin, end = window
-    order, ended, current = _by_task(events, tasks, window)
-    shown = order[first : first + ROWS_MAX]
+    order, ended, current = _group_by_task(events, tasks, window)
+    tasks_shown = order[first : first + ROWS_MAX]
     rows = []
-    for task in shown:
+    for task in tasks_shown:
         bars = [_bar(e, e.outcome, e.start or e.end, e.end, window) for e in ended[task]]
         if task in current:
             now = current[task]
             bars.append(_bar(now, now.state, now.began, None, window))
         rows.append(Row(task, sorted(bars, key=lambda bar: bar.start)))
-    return Chart(begin, end, rows, ticks_of(begin, end), len(order) - first - len(shown))
+    return Chart(begin, end, rows, ticks_of(begin, end), len(order) - first - len(tasks_shown))
 
 
 Current = dict[int | None, Operation]
 
 
-def _by_task(
+def _group_by_task(
     events: Iterable[JobEvent], tasks: Iterable[TaskRecord], window: tuple[float, float]
 ) -> tuple[list[int | None], dict[int | None, list[JobEvent]], Current]:
-    """Return the tasks with an operation in a window, ended operations, and current ones."""
+    """Return the tasks with an operation in a window, their ended operations and current ones."""
     begin, end = window
     ended: dict[int | None, list[JobEvent]] = defaultdict(list)
     for event in events:
@@ -104,18 +105,18 @@ def _by_task(
     )
 
 
-def packed(
+def pack(
     events: Iterable[JobEvent], tasks: Iterable[TaskRecord], window: tuple[float, float]
 ) -> dict[str, Any]:
     """Return all rows of a window as numbers: 10,000 rows with 100,000 bars are 2.5 MB.
 
     `tasks` and `counts` have an item for each row: its task (−1: the job as a whole) and how many
     bars it has. `bars` has five numbers for each bar, row after row by time: its start in tenths of
-    a second after `begin`, its length in tenths of a second (−1: it continues), its look as an
-    index of `looks`, and its source and target machines as indexes of `words`. A look is [kind,
+    a second after `begin`, its length in tenths of a second (−1: it continues), its style as an
+    index of `looks`, and its source and target machines as indexes of `words`. A style is [kind,
     cause, state, reason, approved], as indexes of `words`.
     """
-    order, ended, current = _by_task(events, tasks, window)
+    order, ended, current = _group_by_task(events, tasks, window)
     packer, counts, bars = _Packer(window[0]), list[int](), list[int]()
     for task in order:
         row = [packer.bar(e, e.start or e.end, e.end, e.outcome) for e in ended[task]]
@@ -147,37 +148,54 @@ class _Packer:
         self.words = {"": 0}
 
     def bar(
-        self, one: JobEvent | Operation, start: float, end: float | None, state: OperationState
+        self,
+        operation: JobEvent | Operation,
+        start: float,
+        end: float | None,
+        state: OperationState,
     ) -> tuple[int, ...]:
+        """Return the five numbers of a bar."""
         at, words = round(10 * (start - self._begin)), self.words
         length = -1 if end is None else round(10 * (end - self._begin)) - at
         # Members of an enumeration are compared by identity: their own hash is slow.
-        look = (id(one.kind), id(one.cause), id(state), one.reason, one.approved)
-        if (number := self._known.get(look)) is None:
-            number = self._known[look] = len(self.looks)
-            parts = (one.kind.value, one.cause.value, state.value, one.reason, one.approved)
+        style = (
+            id(operation.kind),
+            id(operation.cause),
+            id(state),
+            operation.reason,
+            operation.approved,
+        )
+        if (number := self._known.get(style)) is None:
+            number = self._known[style] = len(self.looks)
+            parts = (
+                operation.kind.value,
+                operation.cause.value,
+                state.value,
+                operation.reason,
+                operation.approved,
+            )
             self.looks.append([words.setdefault(word, len(words)) for word in parts])
-        source = words.setdefault(one.from_machine, len(words))
-        return at, length, number, source, words.setdefault(one.to_machine, len(words))
+        source = words.setdefault(operation.from_machine, len(words))
+        return at, length, number, source, words.setdefault(operation.to_machine, len(words))
 
 
 def _bar(
-    one: JobEvent | Operation,
+    operation: JobEvent | Operation,
     state: OperationState,
     start: float,
     end: float | None,
     window: tuple[float, float],
 ) -> Bar:
-    words = f"waits ({state})" if state in WAITING else state
-    parts = [f"{one.kind} because of {one.cause}: {words}"]
-    parts += [_where(one.from_machine, one.to_machine), one.reason]
-    parts += [f"approved by {one.approved}"] if one.approved else []
+    state_text = f"waits ({state})" if state in WAITING else state
+    parts = [f"{operation.kind} because of {operation.cause}: {state_text}"]
+    parts += [_machines_text(operation.from_machine, operation.to_machine), operation.reason]
+    parts += [f"approved by {operation.approved}"] if operation.approved else []
     title = ", ".join(part for part in parts if part)
-    left, width = _place(start, window[1] if end is None else end, window)
-    return Bar(left, width, one.kind, one.cause, state, start, end, title)
+    left, width = _position(start, window[1] if end is None else end, window)
+    return Bar(left, width, operation.kind, operation.cause, state, start, end, title)
 
 
-def _place(start: float, end: float, window: tuple[float, float]) -> tuple[float, float]:
+def _position(start: float, end: float, window: tuple[float, float]) -> tuple[float, float]:
     """Return left edge and width in percent, cut to the window."""
     begin, until = window
     span = max(until - begin, 1e-9)
@@ -186,20 +204,22 @@ def _place(start: float, end: float, window: tuple[float, float]) -> tuple[float
     return min(left, 100 - MIN_WIDTH), max(width, MIN_WIDTH)
 
 
-def _where(source: str, target: str) -> str:
+def _machines_text(source: str, target: str) -> str:
     if source and target and source != target:
         return f"from {source} to {target}"
     return f"on {target or source}" if target or source else ""
 
 
-_STEPS = (1, 5, 15, 60, 300, 900, 3600, 3 * 3600, 6 * 3600, 86_400, 7 * 86_400)
+_TICK_STEPS_S = (1, 5, 15, 60, 300, 900, 3600, 3 * 3600, 6 * 3600, 86_400, 7 * 86_400)
 _TICKS = 8
 
 
 def ticks_of(begin: float, end: float) -> list[tuple[float, float]]:
     """Return at most `_TICKS` round times within the window."""
     span = end - begin
-    step = next((s for s in _STEPS if span / s <= _TICKS), _STEPS[-1])
+    longest = _TICK_STEPS_S[-1]
+    long_step = ceil(span / longest / _TICKS) * longest  # for spans of more than eight weeks
+    step = next((s for s in _TICK_STEPS_S if span / s <= _TICKS), long_step)
     first = (int(begin // step) + 1) * step
     times: Sequence[float] = range(first, int(end) + 1, step)
     return [(100 * (at - begin) / max(span, 1e-9), float(at)) for at in times]

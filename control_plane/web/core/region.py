@@ -43,20 +43,20 @@ class Grid:
     """Whether a cell is a rack instead of one machine."""
 
 
-def grid(found: RegionMap) -> Grid:
+def grid(region_map: RegionMap) -> Grid:
     """Return the machines by place, coloured by the fact that the map is about."""
-    counts, shades = counts_of(found.racks), shades_of(found)
+    counts, shades = counts_of(region_map.racks), shades_of(region_map)
     tree: dict[str, dict[str, list[RackMap]]] = defaultdict(lambda: defaultdict(list))
-    for rack in found.racks:
+    for rack in region_map.racks:
         tree[rack.datacenter][rack.msb].append(rack)
-    rank = {meaning: number for number, meaning in enumerate(found.meanings)}
+    rank = {meaning: number for number, meaning in enumerate(region_map.meanings)}
     datacenters = [
-        (name, [_msb(msb, racks, shades, rank, found.by) for msb, racks in msbs.items()])
+        (name, [_msb(msb, racks, shades, rank, region_map.by) for msb, racks in msbs.items()])
         for name, msbs in tree.items()
     ]
-    legend = [(shades[meaning], meaning, counts[meaning]) for meaning in found.meanings]
-    by_rack = any(rack.counts and not rack.cells for rack in found.racks)
-    return Grid(datacenters, legend, found.machines, by_rack)
+    legend = [(shades[meaning], meaning, counts[meaning]) for meaning in region_map.meanings]
+    by_rack = any(rack.counts and not rack.cells for rack in region_map.racks)
+    return Grid(datacenters, legend, region_map.machines, by_rack)
 
 
 def _msb(
@@ -71,7 +71,7 @@ def _msb(
         if rack.cells:
             cells = [_cell(cell, shades[cell.meaning]) for cell in rack.cells]
         else:
-            meaning = _of_rack(rack.counts, rank, by)
+            meaning = _rack_meaning(rack.counts, rank, by)
             parts = sorted(rack.counts.items(), key=lambda part: -part[1])
             title = f"{rack.rack}: " + ", ".join(f"{n} {word}" for word, n in parts)
             place = f"datacenter={quote(rack.datacenter)}&msb={quote(name)}"
@@ -81,7 +81,7 @@ def _msb(
     return Msb(name, rows, sum(sum(rack.counts.values()) for rack in racks))
 
 
-def _of_rack(counts: Mapping[str, int], rank: Mapping[str, int], by: str) -> str:
+def _rack_meaning(counts: Mapping[str, int], rank: Mapping[str, int], by: str) -> str:
     """Return the value that colours a rack: its worst state, median step or most common value."""
     if by == "state":
         return max(counts, key=lambda meaning: rank[meaning])
@@ -105,17 +105,17 @@ _HUES, _STEPS = 12, 6
 _BLANK = ("free", "none", NO_TASKS, NOT_KNOWN)
 
 
-def shades_of(found: RegionMap) -> dict[str, str]:
+def shades_of(region_map: RegionMap) -> dict[str, str]:
     """Return the shade of each meaning: fixed for states, darker by step, a hue for each name."""
-    if found.by == "state":
-        return {meaning: _STATES[meaning] for meaning in found.meanings}
-    named = [meaning for meaning in found.meanings if meaning not in _BLANK]
-    if found.by in ("load", "power"):
+    if region_map.by == "state":
+        return {meaning: _STATES[meaning] for meaning in region_map.meanings}
+    named = [meaning for meaning in region_map.meanings if meaning not in _BLANK]
+    if region_map.by in ("load", "power"):
         last = max(1, len(named) - 1)
         shades = {m: f"step{round(n * (_STEPS - 1) / last)}" for n, m in enumerate(named)}
     else:
         shades = {name: f"hue{n % _HUES}" for n, name in enumerate(sorted(named))}
-    return shades | {m: "none" for m in found.meanings if m in _BLANK}
+    return shades | {m: "none" for m in region_map.meanings if m in _BLANK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +151,13 @@ def power_bars(report: CapacityReport) -> list[PowerBar]:
             used * scale,
             whole * scale,
             limits[place] * scale if place in limits else None,
-            _power_words(used, whole, limits.get(place)),
+            _power_text(used, whole, limits.get(place)),
         )
         for place, (used, whole) in sorted(rows.items())
     ]
 
 
-def _power_words(used: int, whole: int, limit: int | None) -> str:
+def _power_text(used: int, whole: int, limit: int | None) -> str:
     parts = [f"{used / 1000:.1f} kW in use"]
     parts += [f"of {whole / 1000:.1f} kW installed"] if whole else []
     parts += [f"limit {limit / 1000:.1f} kW"] if limit is not None else []

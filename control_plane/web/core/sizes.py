@@ -62,11 +62,11 @@ def amount_of(size: Callable[[float], str]) -> Callable[[LoadSignal, float | Non
     return amount
 
 
-def load_charts(sizing: SizingView, words: Callable[[float], str]) -> list[LineChart]:
-    """Return the load of the last days and the peaks of a year; none for fewer than two points."""
+def load_charts(sizing: SizingView, load_text: Callable[[float], str]) -> list[LineChart]:
+    """Return charts of the last days and of a year's peaks; none for fewer than two points."""
     kinds = {"Load, 3 days": sizing.loads, "Largest load of a day, 53 weeks": sizing.day_peaks}
     return [
-        line_chart(title, points, words, 0.0 if any(load for _, load in points) else 1.0)
+        line_chart(title, points, load_text, 0.0 if any(load for _, load in points) else 1.0)
         for title, points in kinds.items()
         if len(points) > 1
     ]

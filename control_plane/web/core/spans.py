@@ -61,8 +61,8 @@ def wave_chart(waves: Sequence[WaveView], now: float) -> WaveChart | None:
         )
         for wave, start, until in timed
     ]
-    here = 100 * (now - begin) / span
-    present = here if 0 <= here <= 100 else None
+    position = 100 * (now - begin) / span
+    present = position if 0 <= position <= 100 else None
     later = sum(1 for wave in waves if not wave.start and wave.state is WaveState.WAITING)
     return WaveChart(bars, ticks_of(begin, end), present, later)
 
@@ -101,9 +101,9 @@ def setting_chart(settings: Sequence[SettingTimes]) -> SettingChart:
         SettingBar(one, place(one.p50_ms), place(one.p90_ms))
         for one in sorted(known, key=lambda one: (-one.p90_ms, one.setting))
     ]
-    ticks = [(100 * (n - low) / (high - low), _span(10.0**n)) for n in range(low, high + 1)]
+    ticks = [(100 * (n - low) / (high - low), _duration(10.0**n)) for n in range(low, high + 1)]
     return SettingChart(bars, ticks)
 
 
-def _span(value_ms: float) -> str:
+def _duration(value_ms: float) -> str:
     return f"{value_ms:g} ms" if value_ms < 1000 else f"{value_ms / 1000:g} s"

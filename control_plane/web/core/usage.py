@@ -105,18 +105,18 @@ def usage_charts(points: Sequence[Point], size: Callable[[float], str]) -> list[
         ("Waits for CPU", lambda p: p.waits, lambda v: f"{v:.0f} % of the time", 10.0),
     ]
     return [
-        line_chart(title, [(point.at, value(point)) for point in points], words, least)
-        for title, value, words, least in kinds
+        line_chart(title, [(point.at, value(point)) for point in points], text_of, least)
+        for title, value, text_of, least in kinds
     ]
 
 
 def line_chart(
     title: str,
     points: Sequence[tuple[float, float]],
-    words: Callable[[float], str],
+    text_of: Callable[[float], str],
     least: float,
 ) -> LineChart:
-    """Return a chart of at least one time and value; `least` is the least upper edge."""
+    """Return a chart of at least one time and value; its upper edge is at least `least`."""
     begin, end = points[0][0], points[-1][0]
     top = 1.1 * max(least, *(value for _, value in points))
     span = max(end - begin, 1e-9)
@@ -126,7 +126,7 @@ def line_chart(
     ]
     line = " ".join(f"{x},{y}" for x, y in drawn)
     area = f"0,100 {line} 600,100"
-    return LineChart(title, words(points[-1][1]), words(top), line, area, begin, end)
+    return LineChart(title, text_of(points[-1][1]), text_of(top), line, area, begin, end)
 
 
 def about_size_of(value: float) -> str:

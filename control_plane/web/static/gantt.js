@@ -55,10 +55,10 @@ class Gantt {
   async refresh() { // after a change; a large chart is not loaded again at every one
     const wait = (this.data?.tasks.length || 0) > 1000 ? 10000 : 0;
     if (Date.now() - this.loaded < wait) return;
-    const beyond = this.view && (this.view[0] < this.data.begin || this.view[1] > this.data.end);
-    await this.load(beyond ? this.beyond() : this.url);
+    const isOutside = this.view && (this.view[0] < this.data.begin || this.view[1] > this.data.end);
+    await this.load(isOutside ? this.urlOfView() : this.url);
   }
-  beyond() {
+  urlOfView() {
     const [begin, end] = this.range();
     return this.url.split("?")[0] + `?begin=${Math.floor(begin)}&end=${Math.ceil(end)}&format=json`;
   }
@@ -95,7 +95,7 @@ class Gantt {
     this.rows.addEventListener("wheel", (event) => {
       if (!event.ctrlKey) return;
       event.preventDefault();
-      this.zoom(event.deltaY > 0 ? 1.25 : 0.8, this.part(event.clientX));
+      this.zoom(event.deltaY > 0 ? 1.25 : 0.8, this.shareAt(event.clientX));
     }, { passive: false });
     this.rows.onpointerdown = (event) => { if (event.button === 0 && event.pointerType === "mouse") this.held = { x: event.clientX, view: this.range() }; };
     this.rows.onpointermove = (event) => this.moved(event);
@@ -104,7 +104,7 @@ class Gantt {
     new ResizeObserver(() => this.draw()).observe(this.rows);
   }
   width() { return Math.max(50, this.rows.clientWidth - LEFT - EDGE); }
-  part(x) { return Math.min(1, Math.max(0, (x - this.rows.getBoundingClientRect().left - LEFT) / this.width())); }
+  shareAt(x) { return Math.min(1, Math.max(0, (x - this.rows.getBoundingClientRect().left - LEFT) / this.width())); }
   zoom(factor, part = 0.5) {
     const [begin, end] = this.range(), at = begin + part * (end - begin), span = Math.max(2, (end - begin) * factor);
     this.set([at - part * span, at + (1 - part) * span]);
@@ -123,7 +123,7 @@ class Gantt {
     clearTimeout(this.later);
     this.later = setTimeout(() => this.settle(), 300);
   }
-  settle() { // the link of what is shown, and what was not loaded yet
+  settle() { // update the page's address, and load what is missing
     const link = new URL(location.href);
     for (const name of ["begin", "end"]) link.searchParams.delete(name);
     if (this.view) {
@@ -132,7 +132,7 @@ class Gantt {
     }
     history.replaceState(null, "", link);
     const [begin, end] = this.range();
-    if (begin < this.data.begin - 1 || end > this.data.end + 1) this.load(this.beyond());
+    if (begin < this.data.begin - 1 || end > this.data.end + 1) this.load(this.urlOfView());
   }
   moved(event) {
     if (this.held) {
@@ -155,11 +155,11 @@ class Gantt {
     while (bar >= this.firsts[row] && !isAt(bar)) bar--;
     this.tip.hidden = !(bar >= this.firsts[row]);
     if (this.tip.hidden) return;
-    this.tip.textContent = this.words(this.data.tasks[row], bar);
+    this.tip.textContent = this.description(this.data.tasks[row], bar);
     this.tip.style.left = Math.min(event.clientX + 12, innerWidth - this.tip.offsetWidth - 8) + "px";
     this.tip.style.top = (event.clientY + 18 + this.tip.offsetHeight > innerHeight ? event.clientY - this.tip.offsetHeight - 8 : event.clientY + 18) + "px";
   }
-  words(task, bar) {
+  description(task, bar) {
     const { words, looks, bars } = this.data, [length, look, ...places] = bars.slice(5 * bar + 1, 5 * bar + 5);
     const [kind, cause, state, reason, approved] = looks[look].map((n) => words[n]);
     const [source, target] = places.map((n) => words[n]);
@@ -171,7 +171,8 @@ class Gantt {
   }
   ticks() {
     const [begin, end] = this.range(), most = Math.max(2, this.width() / 110);
-    const step = STEPS.find((s) => (end - begin) / s <= most) || STEPS.at(-1);
+    const longest = STEPS.at(-1);
+    const step = STEPS.find((s) => (end - begin) / s <= most) || longest * Math.ceil((end - begin) / longest / most);
     const format = step >= 21600 ? day : end - begin < 900 ? precise : clock, found = [];
     for (let at = Math.ceil(begin / step) * step; at <= end; at += step) found.push([LEFT + (at - begin) / (end - begin) * this.width(), format.format(new Date(at * 1000))]);
     return found;

@@ -34,25 +34,25 @@ const asOf = (date) => {
   time.dateTime = date.toISOString().slice(0, 19) + "Z";
   time.textContent = zone.format(date);
 };
-// What the viewer does is not taken away: a form, a choice of text, a field, a log.
-const busy = () => log || document.querySelector(".act[open]") || document.activeElement?.matches("input, select") || !getSelection().isCollapsed;
-let shown = Number(document.body.dataset.revision), loading = false, heard = Date.now(), refused = "";
-const lost = stale.textContent;
+// No reload while the viewer uses a form, a field, a selected text or a log.
+const isBusy = () => log || document.querySelector(".act[open]") || document.activeElement?.matches("input, select") || !getSelection().isCollapsed;
+let shown = Number(document.body.dataset.revision), loading = false, lastContact = Date.now(), failure = "";
+const noContact = stale.textContent;
 async function reload() {
-  if (loading || busy()) return;
+  if (loading || isBusy()) return;
   loading = true;
   try {
     const answer = await fetch(location.href);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    refused = answer.ok ? "" : page.querySelector(".notice.bad")?.textContent || `status ${answer.status}`;
-    if (refused || busy()) return;
-    keep(page);
+    failure = answer.ok ? "" : page.querySelector(".notice.bad")?.textContent || `status ${answer.status}`;
+    if (failure || isBusy()) return;
+    replaceMain(page);
     shown = Number(page.body.dataset.revision);
     if (!page.body.dataset.every) delete document.body.dataset.every;
-    heard = Date.now();
+    lastContact = Date.now();
   } finally { loading = false; }
 }
-function keep(page) { // of what is replaced: open details, scrolled tables, the focus, charts
+function replaceMain(page) { // keeps open details, scroll positions, the focus and charts
   const old = document.getElementById("main"), fresh = page.getElementById("main");
   const names = (root, what) => [...root.querySelectorAll(what)];
   const now = names(fresh, ".scroll"), focus = document.activeElement;
@@ -80,8 +80,8 @@ function keep(page) { // of what is replaced: open details, scrolled tables, the
   asOf(new Date(page.querySelector(".asof time").dateTime));
   charts();
 }
-// A log is followed, not loaded again; what is beyond this many characters is dropped from its start.
-const KEPT = 4e6;
+// A log is followed, not loaded again; its start is dropped beyond this many characters.
+const LOG_MAX = 4e6;
 if (log?.dataset.stream) {
   const atEnd = () => log.scrollTop + log.clientHeight > log.scrollHeight - 20;
   const state = document.getElementById("log-state");
@@ -100,7 +100,7 @@ if (log?.dataset.stream) {
   lines.onmessage = (event) => {
     const follow = atEnd();
     log.append(plain(JSON.parse(event.data)));
-    while (log.textContent.length > KEPT && log.childNodes.length > 1) log.firstChild.remove();
+    while (log.textContent.length > LOG_MAX && log.childNodes.length > 1) log.firstChild.remove();
     if (follow) log.scrollTop = log.scrollHeight;
   };
 }
@@ -111,13 +111,13 @@ charts();
 if (shown) {
   const changes = new EventSource("/ui/changes");
   changes.onmessage = (event) => {
-    heard = Date.now();
+    lastContact = Date.now();
     if (Number(event.data) !== shown) reload();
     else if (!document.body.dataset.every) asOf(new Date(Date.now() + 1000 * skew));
   };
   setInterval(() => {
-    const late = Date.now() - heard >= 5000;
-    const text = late ? lost : refused && `This page shows old data: ${refused}`;
+    const late = Date.now() - lastContact >= 5000;
+    const text = late ? noContact : failure && `This page shows old data: ${failure}`;
     stale.hidden = !text;
     if (text && stale.textContent !== text) stale.textContent = text;
     document.body.classList.toggle("late", Boolean(text));

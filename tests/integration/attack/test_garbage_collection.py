@@ -31,7 +31,7 @@ def run(code: str) -> None:
 def test_a_cycle_that_became_old_is_collected() -> None:
     """Regression: 180 KB of each exec session was never released."""
     run("""
-with garbage.heap_that_stays():
+with garbage.permanent_heap():
     loaded = [[] for _ in range(100_000)]
 gone = weakref.ref(one := Connection())
 stays = promote(1000)
@@ -48,7 +48,7 @@ def test_a_slow_full_collection_freezes_the_surviving_objects() -> None:
     """Objects created after the start become permanent once they are many."""
     run("""
 garbage.MAX_PASS_S = 0.0
-with garbage.heap_that_stays():
+with garbage.permanent_heap():
     loaded = [[] for _ in range(1000)]
 before = gc.get_freeze_count()
 stays = promote(5000)

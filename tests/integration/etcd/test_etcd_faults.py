@@ -253,7 +253,9 @@ async def fill_disk(cluster: Cluster, small: Path) -> None:
         while cluster.members[0].running() or n < 50:
             try:
                 value = os.urandom(64 << 10)
-                revision = await WriteAttempt(slots, {}, [Put(f"k/{n % 20}", value)]).sure()
+                revision = await WriteAttempt(
+                    slots, {}, [Put(f"k/{n % 20}", value)]
+                ).make_and_confirm()
                 made[f"k/{n % 20}"] = revision, value
                 n += 1
             except (Busy, UnknownOutcome):

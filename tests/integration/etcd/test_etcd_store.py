@@ -63,7 +63,9 @@ async def written(store: EtcdStore, number: int) -> int:
     slots = Slots(store, f"lane{number}")
     while True:
         try:
-            return await WriteAttempt(slots, {}, [Put(f"k/{number}", b"%d" % number)]).sure()
+            return await WriteAttempt(
+                slots, {}, [Put(f"k/{number}", b"%d" % number)]
+            ).make_and_confirm()
         except (Busy, UnknownOutcome):
             await asyncio.sleep(0.1)
 
@@ -217,6 +219,18 @@ async def test_a_gap_is_found_although_etcd_does_not_answer_for_a_moment(
         following.cancel()
 
 
+@pytest.mark.behaviour("BUG-CP151")
+async def test_a_process_whose_watch_failed_stops_leading(settings: EtcdSettings) -> None:
+    """Formerly it continued to lead, and saw no change from then on."""
+    async with asyncio.timeout(PATIENCE_S), EtcdStore(settings) as store:
+        no_text = pb.PutRequest(key=store._data + b"a\xff", value=b"")
+        await store._client.write(pb.TxnRequest(success=[pb.RequestOp(request_put=no_text)]))
+        with pytest.raises(Busy, match="no longer leads: a loop of its store failed: UnicodeDec"):
+            await store.wait_failed()
+        with pytest.raises(Busy, match="cannot write"):
+            await store.txn({}, [Put("a", b"0")])
+
+
 @pytest.mark.behaviour("BUG-CP103")
 async def test_a_value_that_is_too_large_is_an_error_of_the_request(
     settings: EtcdSettings,
@@ -304,7 +318,7 @@ async def test_a_standby_follows_the_store_and_reads_nothing_when_it_takes_over(
         await first.txn({}, [Put("a/0007", b"7"), Delete("a/0008"), Put("b", b"1")])
         last = await first.list_prefix("")
         copy = second._copy
-        assert await copy.reached(first.revision() - first._shift, PATIENCE_S)
+        assert await copy.wait_reached(first.revision() - first._shift, PATIENCE_S)
     await taking
     try:
         monkeypatch.setattr(EtcdClient, "read", counted)

@@ -203,7 +203,7 @@ async def test_a_crash_between_any_two_files_or_notes_leaves_at_most_one_store(
         monkeypatch.setattr(kind, name, later if asyncio.iscoroutinefunction(real) else now)
 
     counted(EtcdStore, "set_note")
-    counted(migrate_store, "_write")
+    counted(migrate_store, "_write_note")
     counted(Path, "replace")
     counted(migrate_store.shutil, "rmtree")
     counted(migration, "write_all")
@@ -285,10 +285,10 @@ async def test_no_leader_of_another_role_and_no_migration_have_one_store_togethe
     async with EtcdClient(both.etcd) as client:
         root = f"{both.etcd.prefix}/meta/".encode()
         other = OtherRole(client, root, both.etcd.ttl_s, "other")
-        await other.take(None)
+        await other.campaign(None)
         with pytest.raises(Busy, match=r"another process has it \(other\)"):
             await migrate_store.move(both, to_etcd=False)
-        await other.give_up()
+        await other.resign()
         async with EtcdStore(both.etcd, migrating=True):
             monkeypatch.setattr(etcd, "Leadership", OtherRole)
             with pytest.raises(Busy, match="another process has it"):

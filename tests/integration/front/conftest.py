@@ -98,7 +98,7 @@ from control_plane.rebalancer.rebalancer import ReBalancer
 from control_plane.rebalancer.solver import solver_process
 from control_plane.roles import ControlPlane
 from control_plane.runtime.job_table import JobTable
-from control_plane.runtime.limits import FrontEndLimits
+from control_plane.runtime.limits import LimitRegistry
 from control_plane.runtime.runtime import Runtime
 from control_plane.scheduler.counters import Counters
 from control_plane.scheduler.rebalance_operations import RebalanceOperations
@@ -254,7 +254,7 @@ class CannedControlPlane(ControlPlane):
 
     def __init__(self, store: Store) -> None:
         self.brokers = Brokers(store, Runtime())
-        self.limits, self.clock = FrontEndLimits(), time.monotonic
+        self.limits, self.clock = LimitRegistry(), time.monotonic
         self.inventory = MachineService(self.brokers, Runtime(), self._view, lambda _: "base")
         observations = Observations(self.brokers, Runtime())
         shared = SharedRegion(self.brokers, observations, SchedulerSettings(), Runtime())
@@ -450,7 +450,7 @@ class CannedControlPlane(ControlPlane):
         tasks = ["web-0"] if record.machine == "vm1" else []
         return MachineView(record=record, tasks=tasks, ready=True)
 
-    def goes_back_to(self, job: str) -> str | None:
+    def rollback_target(self, job: str) -> str | None:
         return self.before.get(job)
 
     def is_raw(self, job: str) -> bool:

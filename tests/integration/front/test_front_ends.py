@@ -201,7 +201,7 @@ def test_a_front_end_passes_on_no_change_from_before_its_pause(owned: Region) ->
             user(owned, url, "user", "ann") as ann,
         ):
             pause = ROUTE["pause_job"]
-            runtime.look_at_clocks()
+            runtime.check_clocks()
             assert (await ann.call(pause, job="job-of-web")).record.paused
             passed_s = 60.0
             with pytest.raises(Busy, match="this front end was paused"):

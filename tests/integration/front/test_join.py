@@ -27,7 +27,7 @@ from control_plane.identity.authority import (
     CertificateSubject,
     open_authority,
 )
-from control_plane.identity.core.certificates import key_text
+from control_plane.identity.core.certificates import key_pem
 from wire import tls
 from wire.client import WireClient
 from wire.errors import ConfigError, Forbidden, InvalidInput, TwineError, Unreachable
@@ -376,7 +376,7 @@ def test_a_certificate_without_an_identity_of_ours_is_refused(shared: Region) ->
     key = ec.generate_private_key(ec.SECP256R1())
     leaf = shared.authority.issue(key.public_key(), CertificateSubject("robot", "vm1"))
     held = shared.authority.credential(CertificateSubject("host", "vm1"), "")
-    held = msgspec.structs.replace(held, key_pem=key_text(key).decode(), certificate_pem=leaf.pem)
+    held = msgspec.structs.replace(held, key_pem=key_pem(key).decode(), certificate_pem=leaf.pem)
     with pytest.raises(TwineError, match="no identity of Twine") as refusal:
         asyncio.run(renewed(shared, _context(shared, held)))
     assert refusal.value.status == 401

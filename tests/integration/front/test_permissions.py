@@ -32,7 +32,7 @@ from control_plane.api.shards import ShardMap
 from control_plane.api.watch import WatchedJobs
 from control_plane.api.weights import EndpointWeights
 from control_plane.front_end.access import ROLES, check_role
-from control_plane.front_end.guard import NAMED, Guard
+from control_plane.front_end.guard import IDENTIFYING, Guard
 from control_plane.identity.people import People
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.memory import MemoryStore
@@ -291,7 +291,7 @@ def test_every_route_has_a_rule() -> None:
 def test_routes_for_owners_name_the_owned_object() -> None:
     for route in ROUTES:
         if route.needs in (Needs.OWNER, Needs.ASKER):
-            assert NAMED.intersection(route.parameters), route.name
+            assert IDENTIFYING.intersection(route.parameters), route.name
 
 
 def test_a_row_for_owners_that_names_nothing_is_for_operators(owned: Region) -> None:

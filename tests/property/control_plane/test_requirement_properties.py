@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from agent.api import Location
 from control_plane.api.machines import Hardware, MachineRecord
-from control_plane.api.requirement_parser import MAX_DEPTH, parse, parsed
+from control_plane.api.requirement_parser import MAX_DEPTH, parse, parse_with_errors
 from control_plane.api.requirements import (
     NUMBERS,
     TEXTS,
@@ -66,7 +66,7 @@ def test_a_term_is_read_back_from_its_text(term):
 
 @given(TEXTS_OF_PEOPLE)
 def test_any_text_is_read_or_refused_with_a_message(text):
-    term, errors = parsed(text)
+    term, errors = parse_with_errors(text)
     assert (term is None) is bool(errors) or errors
     if not errors:
         assert term is not None

@@ -21,7 +21,7 @@ from control_plane.identity.authority import (
     CertificateSubject,
     open_authority,
 )
-from control_plane.process import opened
+from control_plane.process import open_or_stand_by
 from control_plane.runtime.runtime import Runtime
 from control_plane.store.sqlite import SqliteStore
 from control_plane.web.services import ServiceReader
@@ -360,12 +360,16 @@ async def test_a_second_instance_waits_until_the_first_ends(tmp_path: Path):
     assert isinstance(first, SqliteStore)
     await first.__aenter__()
     async with AsyncExitStack() as stack:
-        waiting = asyncio.ensure_future(opened(stack, open_store(config), stopping, Runtime()))
+        waiting = asyncio.ensure_future(
+            open_or_stand_by(stack, open_store(config), stopping, Runtime())
+        )
         await asyncio.sleep(0)
         assert not waiting.done()
         await first.__aexit__(None, None, None)
         assert await waiting
-        third = asyncio.ensure_future(opened(stack, open_store(config), stopping, Runtime()))
+        third = asyncio.ensure_future(
+            open_or_stand_by(stack, open_store(config), stopping, Runtime())
+        )
         await asyncio.sleep(0)
         stopping.set()
         assert not await third

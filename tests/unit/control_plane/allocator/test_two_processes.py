@@ -87,7 +87,7 @@ async def test_a_slot_that_another_writer_moved_is_read_again():
         both = [Put("a", b""), Put("b", b"")]
         for slots in (one, other):
             key, revision = await slots.take()
-            slots.give_back(key, revision)
+            slots.release(key, revision)
         await WriteAttempt(one, {}, both).make()
         with pytest.raises(Conflict):
             await WriteAttempt(other, {}, both).make()

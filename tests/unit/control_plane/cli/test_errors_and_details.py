@@ -151,3 +151,12 @@ def test_a_key_that_is_twice_in_a_yaml_file_is_reported_with_its_place(tmp_path:
     with pytest.raises(InvalidInput) as refusal:
         read_document(file)
     assert "'tasks' is written twice, or is not a name at line 3, column 1" in str(refusal.value)
+
+
+@pytest.mark.parametrize("arguments", [("job", "logs", "web", "0"), ("task", "logs", "web-0")])
+def test_the_log_of_an_ended_run_cannot_be_followed(arguments: tuple[str, ...]) -> None:
+    """Formerly only `task logs` refused it."""
+    options = ["--endpoint", "unix:/nowhere"]
+    found = CliRunner().invoke(main, [*options, *arguments, "--follow", "--previous"])
+    assert found.exit_code == 64
+    assert "--follow and --previous exclude each other" in found.output

@@ -12,7 +12,7 @@ from agent.api import Exit
 from control_plane.api.jobs import JobPhase, JobRecord, JobSpec, JobStatus, TaskPhase, TaskRecord
 from control_plane.api.updates import OnFailure, Rollout, UpdatePolicy
 from control_plane.cli import follow
-from wire.errors import Unreachable
+from wire.errors import Busy, Forbidden, TwineError, Unreachable
 
 SPEC = JobSpec(name="web", entitlement="e", tasks=1, image="sha256:" + "1" * 64, command=["x"])
 
@@ -35,12 +35,15 @@ def a_status(restarts: int, detail: str = "", phase: JobPhase = JobPhase.PROGRES
 class Client:
     """Answers with one status after another, and repeats the last one."""
 
-    def __init__(self, statuses: Sequence[JobStatus]) -> None:
+    def __init__(self, statuses: Sequence[JobStatus | TwineError]) -> None:
         self._statuses = list(statuses)
         self.log: bytes | None = None
 
     async def get_job(self, _name: str) -> JobStatus:
-        return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
+        status = self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
+        if isinstance(status, TwineError):
+            raise status
+        return status
 
     async def job_logs(self, job: str, index: int, **options: object) -> AsyncIterator[bytes]:
         assert options == {"tail": 1, "previous": True}
@@ -49,7 +52,7 @@ class Client:
         yield self.log
 
 
-def waited(monkeypatch: pytest.MonkeyPatch, *statuses: JobStatus) -> None:
+def waited(monkeypatch: pytest.MonkeyPatch, *statuses: JobStatus | TwineError) -> None:
     monkeypatch.setattr(follow, "POLL_S", 0.0)
     asyncio.run(follow.wait_stable(Client(statuses), "web", 5.0))  # type: ignore[arg-type]
 
@@ -59,7 +62,7 @@ def test_waiting_ends_early_on_a_crash_loop_and_names_the_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("starting", "backs off", "not healthy")
-    crashing = [a_status(n, words[n % 3]) for n in range(follow.LOOP + 1)]
+    crashing = [a_status(n, words[n % 3]) for n in range(follow.CRASH_LOOP + 1)]
     with pytest.raises(follow.NotReached, match="web-0 crashes in a loop: 3 restarts") as found:
         waited(monkeypatch, *crashing)
     assert "last with exit code 3" in str(found.value)
@@ -71,9 +74,9 @@ def test_waiting_ends_early_on_a_crash_loop_and_names_the_log(
 @pytest.mark.behaviour("BUG-UX1")
 def test_restarts_before_the_wait_do_not_count_as_a_crash_loop() -> None:
     loops = follow.CrashLoops()
-    assert loops.look(a_status(50)) is None
-    assert loops.look(a_status(52)) is None
-    assert loops.look(a_status(53)) is not None
+    assert loops.check(a_status(50)) is None
+    assert loops.check(a_status(52)) is None
+    assert loops.check(a_status(53)) is not None
 
 
 @pytest.mark.behaviour("BUG-UX1")
@@ -86,9 +89,9 @@ def test_an_update_with_its_own_failure_policy_has_more_time_to_roll_back() -> N
         rollout = Rollout(version=1, passed=True)
         return replace(status, record=replace(status.record, spec=spec, rollout=rollout))
 
-    assert loops.look(judged(0)) is None
-    assert loops.look(judged(follow.LOOP)) is None
-    assert loops.look(judged(follow.LOOP_JUDGED)) is not None
+    assert loops.check(judged(0)) is None
+    assert loops.check(judged(follow.CRASH_LOOP)) is None
+    assert loops.check(judged(follow.CRASH_LOOP_OF_UPDATE)) is not None
 
 
 @pytest.mark.behaviour("BUG-UX5")
@@ -123,3 +126,16 @@ def test_a_failed_update_quotes_the_last_output_of_its_task(
     lines = "; last output of web-4: no such file: /bin/bad" if log else ""
     assert str(failed.value) == f"job web: {why}{lines}"
     assert "twinectl job logs web 4 --previous" in failed.value.hint
+
+
+@pytest.mark.behaviour("BUG-UX173")
+def test_waiting_continues_while_another_control_plane_takes_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Formerly only an unreachable front end was tried again."""
+    away = Busy("shard 1 does not answer: it may have been replaced")
+    stable = replace(a_status(0, phase=JobPhase.STABLE), healthy=1, updated=1)
+    waited(monkeypatch, a_status(0), away, stable)
+    assert "retrying: shard 1 does not answer" in capsys.readouterr().err
+    with pytest.raises(Forbidden):
+        waited(monkeypatch, a_status(0), Forbidden("ann may not call this"), stable)

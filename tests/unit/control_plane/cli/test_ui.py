@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from click.testing import CliRunner
 
 from control_plane.cli import main
 from control_plane.cli.program import EXIT_USAGE
-from control_plane.cli.ui import IDLE_S, LINK_S, Gate
+from control_plane.cli.ui import IDLE_S, LINK_S, Gate, _handler, ui
+from wire.errors import InvalidInput, Unreachable
 
 pytestmark = pytest.mark.behaviour("FE1")
 
@@ -62,3 +71,64 @@ def test_arguments_that_cannot_be_used_are_refused(arguments: list[str]) -> None
     found = CliRunner().invoke(main, ["ui", *arguments])
     assert found.exit_code == EXIT_USAGE
     assert "exclude each other" in found.stderr or "is no page of the console" in found.stderr
+
+
+class Reachable:
+    """A target whose control plane accepts the caller."""
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Any]:
+        async def get_current_user() -> None: ...
+
+        yield SimpleNamespace(get_current_user=get_current_user)
+
+
+def test_a_port_in_use_is_named() -> None:
+    """Formerly the message was about "a file"."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        found = CliRunner().invoke(ui, ["--port", str(port)], obj=Reachable())
+    assert isinstance(found.exception, InvalidInput)
+    assert str(found.exception) == f"cannot use port {port} of 127.0.0.1: Address already in use"
+
+
+class Away:
+    """A client whose control plane does not answer, or ends a stream in the middle."""
+
+    def __init__(self, chunks: list[bytes]) -> None:
+        self._chunks = chunks
+
+    @asynccontextmanager
+    async def pass_on(self, *_: object) -> AsyncIterator[Any]:
+        away = Unreachable("cannot reach unix:/x: it is down", hint="is it started?")
+        if not self._chunks:
+            raise away
+
+        async def iter_any() -> AsyncIterator[bytes]:
+            for chunk in self._chunks:
+                yield chunk
+            raise away
+
+        content = SimpleNamespace(iter_any=iter_any)
+        yield SimpleNamespace(headers={}, status=200, content=content)
+
+
+@pytest.mark.behaviour("BUG-UX178")
+async def test_a_page_says_that_the_control_plane_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    """Formerly it was an internal error, with a traceback on the terminal."""
+    app, gate = web.Application(), Gate()
+    cookie = gate.open(gate.url().rpartition("/")[2])
+    headers = {"Cookie": f"twine-console={cookie}"}
+    down, ending = cast("Any", Away([])), cast("Any", Away([b"data: 1"]))
+    app.router.add_get("/ui/", _handler(gate, "/ui/", down))
+    app.router.add_get("/ui/changes", _handler(gate, "/ui/", ending))
+    async with TestClient(TestServer(app)) as browser:
+        gate.port = browser.port or 0
+        answer = await browser.get("/ui/", headers=headers)
+        assert (answer.status, await answer.text()) == (
+            502,
+            "cannot reach unix:/x: it is down\nis it started?",
+        )
+        stream = await browser.get("/ui/changes", headers=headers)
+        assert await stream.content.readany() == b"data: 1"
+    assert not caplog.records

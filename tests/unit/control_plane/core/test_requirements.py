@@ -8,7 +8,7 @@ from inventory import some_facts
 
 from agent.api import Location
 from control_plane.api.machines import Hardware, MachineRecord, MachineState
-from control_plane.api.requirement_parser import parse, parsed
+from control_plane.api.requirement_parser import parse, parse_with_errors
 from control_plane.api.requirements import (
     FOR_LISTS,
     AllOf,
@@ -181,7 +181,7 @@ def test_a_machine_meets_a_requirement(text, meets):
     ],
 )
 def test_every_error_is_reported_with_its_place_and_a_hint(text, reasons):
-    _, errors = parsed(text)
+    _, errors = parse_with_errors(text)
     assert len(errors) >= len(reasons)
     for reason in reasons:
         assert any(reason in error for error in errors), errors
@@ -203,7 +203,7 @@ def test_every_error_is_reported_with_its_place_and_a_hint(text, reasons):
     ],
 )
 def test_endless_input_is_refused_at_no_cost(text):
-    _, errors = parsed(text)
+    _, errors = parse_with_errors(text)
     assert errors
 
 

@@ -92,7 +92,7 @@ async def test_a_core_that_lost_its_lease_passes_no_request_on_to_a_shard() -> N
     )
     connect: Any = lambda *_: shard  # noqa: E731
     stop = next(route for route in ROUTES if route.name == "stop_job")
-    handler = Forwarding(plane, connect).wrapped(stop, unreachable)
+    handler = Forwarding(plane, connect).wrap(stop, unreachable)
     call = Call(stop, Peer("user:ann", "user"), None, {"job": "web"})
     assert await handler(call) == "done"
     why[0] = "the lease could not be renewed in time"

@@ -19,7 +19,7 @@ from control_plane.front_end.trail import (
     Trail,
 )
 from control_plane.runtime.runtime import Runtime
-from control_plane.store import Operation
+from control_plane.store import Operation, Put
 from control_plane.store.memory import MemoryStore
 from wire.errors import Busy
 
@@ -255,5 +255,18 @@ def test_the_log_is_shown_while_no_entry_can_be_written() -> None:
                     await trail.begin(ENTRY)
             found = (await trail.page(Query())).entries
             assert [e.sequence for e in found] == list(range(20, 0, -1))
+
+    asyncio.run(main())
+
+
+@pytest.mark.behaviour("BUG-UX175")
+def test_a_damaged_entry_is_left_out() -> None:
+    """Formerly each page that contains it was an internal error."""
+
+    async def main() -> None:
+        async with MemoryStore() as store:
+            trail = await written(store, 3)
+            await store.txn({}, [Put("audit/0000000000000002", b"no JSON")])
+            assert [e.sequence for e in (await trail.page(Query())).entries] == [3, 1]
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agent.api.presence import Presence, Verdict
 from control_plane.api.duplicates import Duplicate
 from control_plane.front_end.trail import Query, Trail
-from control_plane.identity.core.duplicates import CloneFinding, Round, found
+from control_plane.identity.core.duplicates import CloneFinding, Round, finding_of
 from control_plane.identity.duplicates import DUPLICATES, DuplicateHosts
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Put
@@ -141,8 +141,8 @@ def test_two_hosts_are_found_in_any_order_of_requests(steps: list[str]) -> None:
                 else:
                     assert await world.asks(second) is Verdict.SECOND
             assert await world.asks(second) is Verdict.SECOND
-            assert world.service.is_second("vm1", second.boot)
-            assert not world.service.is_second("vm1", first.boot)
+            assert world.service.is_clone("vm1", second.boot)
+            assert not world.service.is_clone("vm1", first.boot)
 
     asyncio.run(scenario())
     assert [(d.boot_id, d.other_boot_id) for d in world.recorded] == [(second.boot, first.boot)]
@@ -155,8 +155,8 @@ def test_a_process_that_ended_after_its_request_proves_nothing() -> None:
         host = Host()
         old = Presence(mark="m1", boot_id=host.boot)
         again(host)
-        assert found(Round(old, host.presence(), "", [])) is CloneFinding.DOUBT
-        assert found(Round(host.presence(), old, "m1", [])) is CloneFinding.DOUBT
+        assert finding_of(Round(old, host.presence(), "", [])) is CloneFinding.DOUBT
+        assert finding_of(Round(host.presence(), old, "m1", [])) is CloneFinding.DOUBT
 
 
 @pytest.mark.behaviour("F-89")
@@ -172,7 +172,7 @@ def test_a_host_that_takes_a_running_hosts_address_is_the_clone() -> None:
             world.there = second
             assert await world.asks(second) is Verdict.ALONE, "it gets the request itself"
             assert await world.asks(first) is Verdict.ALONE
-            assert world.service.is_second("vm1", second.boot)
+            assert world.service.is_clone("vm1", second.boot)
             assert world.cut == ["vm1"], "it gets no further message"
             assert await world.asks(second) is Verdict.SECOND
 
@@ -190,9 +190,7 @@ def test_two_processes_from_one_snapshot_are_distinguished() -> None:
             assert await world.asks(first) is Verdict.ALONE
             assert await world.asks(second) is Verdict.SECOND
             assert await world.asks(first) is Verdict.ALONE
-            assert not world.service.is_second("vm1", "same"), (
-                "else the first one were cut off, too"
-            )
+            assert not world.service.is_clone("vm1", "same"), "else the first one were cut off, too"
 
     asyncio.run(scenario())
 

@@ -12,7 +12,8 @@ from control_plane.identity.people import People
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Put
 from control_plane.store.memory import MemoryStore
-from wire.errors import ConfigError, Conflict, InvalidInput, NotFound
+from tests.faulty_store import LOST, MADE, UNANSWERED, FaultyStore, Outcome
+from wire.errors import ConfigError, Conflict, InvalidInput, NotFound, UnknownOutcome
 
 
 async def opened(store: MemoryStore, *operators: str) -> People:
@@ -89,6 +90,37 @@ def test_a_group_that_there_is_not_becomes_no_operator() -> None:
             await people.grant("group:ghosts", "local:0")
         with pytest.raises(InvalidInput, match="expected 1 to 63"):
             await people.put_group("Bad Name", GroupSpec(members=[]))
+
+    on_a_store(work)
+
+
+@pytest.mark.behaviour("BUG-CP149")
+@pytest.mark.parametrize("outcome", [UNANSWERED, LOST], ids=["made", "lost"])
+def test_a_user_can_be_revoked_after_a_write_without_an_answer(outcome: Outcome) -> None:
+    """Formerly each further attempt was a conflict, until a restart."""
+
+    async def work(inner: MemoryStore) -> None:
+        outcomes = [outcome, MADE]
+        people = People(FaultyStore(inner, lambda _: outcomes.pop(0)), Runtime())
+        with pytest.raises(UnknownOutcome):
+            await people.revoke_identity("user", "ann", "local:0")
+        await people.revoke_identity("user", "ann", "local:0")
+        assert people.is_void("spiffe://twine/user/ann", 0.0)
+        assert [r.name for r in (await opened(inner)).revocations()] == ["ann"]
+
+    on_a_store(work)
+
+
+@pytest.mark.behaviour("BUG-CP149")
+def test_a_change_is_compared_with_what_an_unanswered_write_stored() -> None:
+    async def work(inner: MemoryStore) -> None:
+        outcomes = [MADE, UNANSWERED, MADE]
+        people = People(FaultyStore(inner, lambda _: outcomes.pop(0)), Runtime())
+        await people.put_group("sre", GroupSpec(members=["sue"]))
+        with pytest.raises(UnknownOutcome):
+            await people.put_group("sre", GroupSpec(members=["tom"]))
+        await people.put_group("sre", GroupSpec(members=["sue"]))
+        assert (await opened(inner)).groups() == people.groups()
 
     on_a_store(work)
 

@@ -30,7 +30,7 @@ from control_plane.identity.registrar import (
     TOKENS,
     JoinFailures,
     Registrar,
-    check_named,
+    check_certificate_host,
     host_of,
 )
 from control_plane.runtime.runtime import Runtime
@@ -250,9 +250,20 @@ def test_a_request_for_a_token_is_checked(service: Setup, machine: str, ttl_s: f
         asyncio.run(service.token(machine, ttl_s))
 
 
+class TwoClocks(Runtime):
+    """A runtime whose clocks a test sets."""
+
+    def __init__(self) -> None:
+        self.date_s = self.passed_s = 0.0
+        super().__init__(wall=lambda: self.date_s)
+
+    def now(self) -> float:
+        return self.passed_s
+
+
 def test_failures_are_forgiven_after_a_minute_and_counted_per_address() -> None:
-    now = 0.0
-    failures = JoinFailures(Runtime(lambda: now))
+    runtime = TwoClocks()
+    failures = JoinFailures(runtime)
     for _ in range(5):
         failures.check("10.0.0.1")
         failures.add("10.0.0.1")
@@ -261,12 +272,23 @@ def test_failures_are_forgiven_after_a_minute_and_counted_per_address() -> None:
     with pytest.raises(Busy):
         failures.check("::ffff:10.0.0.1")
     failures.check("10.0.0.2")
-    now = 61.0
+    runtime.passed_s = 61.0
+    failures.check("10.0.0.1")
+
+
+@pytest.mark.behaviour("BUG-UX177")
+def test_failures_are_forgiven_although_the_wall_clock_was_set_back() -> None:
+    """Formerly an address had to wait until the wall clock was again where it had been."""
+    runtime = TwoClocks()
+    failures, runtime.date_s = JoinFailures(runtime), 86_400.0
+    for _ in range(5):
+        failures.add("10.0.0.1")
+    runtime.date_s, runtime.passed_s = 0.0, 61.0
     failures.check("10.0.0.1")
 
 
 def test_one_ipv6_host_cannot_use_all_its_addresses() -> None:
-    failures = JoinFailures(Runtime(lambda: 0.0))
+    failures = JoinFailures(TwoClocks())
     for i in range(5):
         failures.add(f"2001:db8::{i}")
     with pytest.raises(Busy):
@@ -461,7 +483,7 @@ def test_a_certificate_names_no_host_of_others(host: str, source: str, *, may: b
     """Refused are the control plane's own names, and addresses such as loopback that reach no other
     host."""
     if may:
-        check_named(host, source, OWN)
+        check_certificate_host(host, source, OWN)
     else:
         with pytest.raises(Forbidden, match=f"cannot have a certificate for {host}"):
-            check_named(host, source, OWN)
+            check_certificate_host(host, source, OWN)

@@ -8,7 +8,7 @@ import pytest
 from virtual_time import EPOCH_S, run
 
 from control_plane.api.clock import ClockAnchor
-from control_plane.process import before
+from control_plane.process import ends_before
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.date import BELIEVED_AFTER_S, Date
 from control_plane.runtime.runtime import Runtime
@@ -32,7 +32,7 @@ class Host:
 
     def date(self) -> Date:
         made = Date(self.wall, self.boot)
-        made.look()
+        made.update()
         return made
 
 
@@ -43,11 +43,11 @@ def test_a_step_is_believed_once_it_has_lasted(step_s: float):
     date = host.date()
     host.off_s += step_s
     for _ in range(10):
-        date.look()
+        date.update()
         assert date.now() == EPOCH_S + host.up_s
         assert date.doubted_s == pytest.approx(step_s)
         host.up_s += BELIEVED_AFTER_S / 10
-    date.look()
+    date.update()
     assert date.now() == host.wall()
     assert date.doubted_s == 0.0
 
@@ -58,11 +58,11 @@ def test_a_step_that_is_undone_or_changes_has_not_lasted():
     date = host.date()
     for off_s in (7_200.0, 0.0, 7_200.0, 3_600.0, -900.0):
         host.off_s = EPOCH_S + off_s
-        date.look()
+        date.update()
         host.up_s += BELIEVED_AFTER_S * 0.9
         assert date.now() == EPOCH_S + host.up_s
     host.off_s = EPOCH_S
-    date.look()
+    date.update()
     assert date.now() == EPOCH_S + host.up_s
 
 
@@ -72,7 +72,7 @@ def test_a_clock_that_is_set_right_without_a_step_is_followed():
     for _ in range(1000):
         host.up_s += 60.0
         host.off_s += 0.03  # 500 ppm, the fastest slew of the kernel
-        date.look()
+        date.update()
     assert date.now() == host.wall()
     assert host.off_s == pytest.approx(EPOCH_S + 30.0)
 
@@ -178,11 +178,11 @@ def test_a_date_that_could_not_be_stored_is_stored_later():
             await asyncio.sleep(120)
             first = await store.get(f"{CLOCK}/one")
             host.off_s += 7_200.0
-            runtime.look_at_clocks()
+            runtime.check_clocks()
             await asyncio.sleep(120)
             assert await store.get(f"{CLOCK}/one") == first
             host.up_s += BELIEVED_AFTER_S
-            runtime.look_at_clocks()
+            runtime.check_clocks()
             await asyncio.sleep(120)
             running.cancel()
             again, anchor = a_life(host, store)
@@ -202,7 +202,7 @@ def test_a_standby_does_not_believe_a_step_of_its_clock():
         loop = asyncio.get_running_loop()
         runtime = Runtime(lambda: 1_800_000_000 + stepped_s + loop.time(), boot=loop.time)
         opening = loop.create_future()
-        standing_by = asyncio.create_task(before(asyncio.Event(), opening, runtime))
+        standing_by = asyncio.create_task(ends_before(asyncio.Event(), opening, runtime))
         await asyncio.sleep(100)
         stepped_s = 144.0
         await asyncio.sleep(100)

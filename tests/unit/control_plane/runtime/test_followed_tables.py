@@ -54,7 +54,7 @@ async def followed(store: Store, *tables: Followed) -> AsyncIterator[Following]:
 
 
 async def caught_up(store: Store, following: Following) -> None:
-    assert await following.reached(store.revision(), PATIENCE_S)
+    assert await following.wait_reached(store.revision(), PATIENCE_S)
 
 
 @pytest.mark.behaviour("AL2")
@@ -124,7 +124,7 @@ async def test_a_waiter_for_a_revision_sees_the_whole_transaction() -> None:
                 await there.commit_many({name: owner(name, 1) for name in names})
             await caught_up(store, following)
             assert list(here) == sorted(names)
-            assert not await following.reached(store.revision() + 1, 0.01)
+            assert not await following.wait_reached(store.revision() + 1, 0.01)
 
 
 async def test_a_job_that_another_process_writes_is_read_with_its_tasks() -> None:

@@ -20,10 +20,10 @@ async def test_waiters_get_a_name_in_order() -> None:
     locks, order = Locks(), list[int]()
 
     async def hold(number: int) -> None:
-        await locks.take("a")
+        await locks.acquire("a")
         order.append(number)
         await asyncio.sleep(0)
-        locks.give("a")
+        locks.release("a")
 
     await asyncio.gather(*map(hold, range(20)))
     assert order == list(range(20))
@@ -32,15 +32,15 @@ async def test_waiters_get_a_name_in_order() -> None:
 
 async def test_a_waiter_cancelled_while_it_gets_a_name_passes_it_on() -> None:
     locks = Locks()
-    await locks.take("a")
-    first, second = (asyncio.create_task(locks.take("a")) for _ in range(2))
+    await locks.acquire("a")
+    first, second = (asyncio.create_task(locks.acquire("a")) for _ in range(2))
     await _settle()
-    locks.give("a")  # the first waiter holds it now, but has not run since
+    locks.release("a")  # the first waiter holds it now, but has not run since
     first.cancel()
     await second
     with pytest.raises(asyncio.CancelledError):
         await first
-    locks.give("a")
+    locks.release("a")
     assert len(locks) == 0
 
 
@@ -50,7 +50,7 @@ async def test_cancelled_waiters_leave_one_holder_and_nothing_else() -> None:
         locks, inside = Locks(), dict[str, int]()
 
         async def hold(name: str, locks: Locks, inside: dict[str, int], turns: int) -> None:
-            await locks.take(name)
+            await locks.acquire(name)
             try:
                 assert name not in inside
                 inside[name] = 1
@@ -58,7 +58,7 @@ async def test_cancelled_waiters_leave_one_holder_and_nothing_else() -> None:
                     await asyncio.sleep(0)
             finally:
                 inside.pop(name, None)
-                locks.give(name)
+                locks.release(name)
 
         tasks = [
             asyncio.create_task(hold(chance.choice("ab"), locks, inside, chance.randrange(3)))

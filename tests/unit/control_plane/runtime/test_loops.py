@@ -8,7 +8,7 @@ import pytest
 from virtual_time import RUNTIME, run
 from world import World, a_region
 
-from control_plane.runtime.loops import Failing, Loops
+from control_plane.runtime.loops import AfterFailure, Loops
 from wire.errors import Busy
 
 
@@ -25,12 +25,12 @@ def test_a_loop_that_fails_is_named_and_ends_the_process():
         loops = Loops(RUNTIME)
         loops.start("scheduler", breaks)
         loops.start("health", forever)
-        assert loops.trouble() == ""
+        assert loops.failures() == ""
         with pytest.raises(KeyError):
             await loops.wait_failed()
-        trouble = loops.trouble()
+        failures = loops.failures()
         await loops.close()
-        return trouble
+        return failures
 
     assert run(main()) == "scheduler failed: KeyError: 'web'"
 
@@ -46,11 +46,11 @@ def test_a_restarting_loop_is_named_while_it_is_down():
             await forever()
 
         loops = Loops(RUNTIME)
-        loops.start("profiles", breaks, Failing.RESTARTS)
+        loops.start("profiles", breaks, AfterFailure.RESTARTS)
         await RUNTIME.sleep(0.5)
-        assert loops.trouble() == "profiles failed: the store is full"
+        assert loops.failures() == "profiles failed: the store is full"
         await RUNTIME.sleep(100)
-        assert loops.trouble() == ""
+        assert loops.failures() == ""
         await loops.close()
         return began
 
@@ -68,9 +68,9 @@ def test_spawned_work_that_is_not_awaited_is_covered():
         RUNTIME.spawn("aside", breaks())
         with pytest.raises(ValueError, match="no such thing"):
             await loops.wait_failed()
-        trouble = loops.trouble()
+        failures = loops.failures()
         await loops.close()
-        return trouble
+        return failures
 
     assert run(main()) == "aside failed: ValueError: no such thing"
 

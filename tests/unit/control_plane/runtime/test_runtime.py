@@ -76,7 +76,7 @@ def test_the_first_check_of_the_clocks_learns_of_a_pause():
     def happens(runtime: Runtime) -> None:
         runtime.on_pause(lambda _: seen.append("reported"))
         stop(60.0)
-        runtime.look_at_clocks()
+        runtime.check_clocks()
         seen.append("concluded")
 
     assert len(run(watched(Clocks(), happens))) == 1

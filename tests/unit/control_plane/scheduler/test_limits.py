@@ -13,7 +13,7 @@ from control_plane.api.jobs import UpdatePolicy
 from control_plane.api.limits import LimitName, LimitView
 from control_plane.api.machines import EventKind, MachineState
 from control_plane.api.maintenance import MaintenanceRequest, Work
-from control_plane.runtime.limits import FrontEndLimits, Limit
+from control_plane.runtime.limits import Limit, LimitRegistry
 from wire.errors import NotFound
 
 LARGE = TaskLimits(memory_max_bytes=700 << 20)
@@ -70,7 +70,7 @@ def test_a_limit_allows_a_burst_then_its_rate_and_everything_while_lifted():
 
 
 def test_a_limit_of_an_unknown_user_is_not_found():
-    limits = FrontEndLimits()
+    limits = LimitRegistry()
     first = limits.of(LimitName.STOPS, 1.0, 1)
     assert limits.of(LimitName.STOPS, 9.0, 9) is first
     assert limits.find("stops") is first

@@ -32,7 +32,7 @@ from control_plane.runtime.runtime import Runtime
 from control_plane.store import Put
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import QUARANTINE, REQUESTS
-from wire.errors import Conflict, Forbidden, InvalidInput, NotFound, TwineError, Unprocessable
+from wire.errors import Busy, Conflict, Forbidden, InvalidInput, NotFound, TwineError, Unprocessable
 
 NOTHING = Use()
 ANN, BOB, ROOT = Person("ann"), Person("bob"), Person("local:0", is_operator=True)
@@ -438,6 +438,37 @@ def test_old_decided_requests_are_forgotten():
         async with a_portal(store, keep_requests=10) as portal:
             found = [r.request_id for r in portal.requests]
             assert found == ["r1", *(f"r{i}" for i in range(7, 17))]
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-UX176")
+def test_denied_and_withdrawn_requests_are_forgotten_too():
+    async def main() -> None:
+        later = EntitlementChange(spec=EntitlementSpec(machines=1), queue=True)
+        async with a_portal(MemoryStore(), keep_requests=10) as portal:
+            for i in range(15):
+                made = await portal.request("front", later, ANN, NOTHING)
+                if i % 2:
+                    await portal.withdraw(made.request_id, ANN, "")
+                else:
+                    await portal.deny(made.request_id, ROOT, "")
+            assert len(list(portal.requests)) == 10
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-UX176")
+def test_an_approval_succeeds_although_older_requests_cannot_be_deleted(monkeypatch):
+    async def main() -> None:
+        async with a_portal(MemoryStore(), keep_requests=10) as portal:
+
+            async def refuse() -> None:
+                raise Busy("the store cannot be used")
+
+            monkeypatch.setattr(portal.requests, "drop_old", refuse)
+            made = await portal.request("front", change(machines=1), ANN, NOTHING)
+            assert made.state is RequestState.APPROVED
 
     run(main())
 

@@ -51,12 +51,12 @@ async def test_a_replaced_leader_sends_no_number_of_its_successor() -> None:
         await leaders.load()
         running = asyncio.create_task(following.run())
         await elected(store, CORE, 3)
-        assert await following.reached(store.revision(), 5.0)
+        assert await following.wait_reached(store.revision(), 5.0)
         assert leaders.epoch() == 3
         successor = OwnRole(name="shard-1", shard=1, shards=3, url="https://two:7441")
         await elected(store, successor, 4)
         await elected(store, CORE, 5)
-        assert await following.reached(store.revision(), 5.0)
+        assert await following.wait_reached(store.revision(), 5.0)
         with pytest.raises(Busy, match="another process leads shard-1"):
             await asyncio.wait_for(leaders.wait_replaced(), 5.0)
         assert leaders.epoch() == 3
@@ -85,7 +85,7 @@ async def test_shards_are_known_once_their_processes_have_led() -> None:
         assert leaders.shards() == []
         running = asyncio.create_task(following.run())
         await elected(store, OwnRole(name="shard-7", shard=7, url="https://seven:7441"), 2)
-        assert await following.reached(store.revision(), 5.0)
+        assert await following.wait_reached(store.revision(), 5.0)
         assert leaders.shards() == [7]
         assert (await leaders.has_led(7), await leaders.has_led(6)) == (True, False)
         assert leaders.own_record() is not None

@@ -70,7 +70,7 @@ async def test_a_damaged_date_is_replaced_and_keeps_no_process_from_starting() -
         await store.txn({}, [Put(f"{CLOCK}/boot", DAMAGED)])
         anchor = Anchor(store, Runtime(), "boot")
         await anchor.load()
-        await anchor._store_it()
+        await anchor._store_date()
         entry = await store.get(f"{CLOCK}/boot")
         assert entry is not None
         await Anchor(store, Runtime(), "boot").load()

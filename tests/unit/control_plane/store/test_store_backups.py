@@ -13,7 +13,7 @@ import pytest
 from control_plane.config import Config
 from control_plane.restore_store import copy_all, restore
 from control_plane.store import Compacted, Put, copies
-from control_plane.store.copies import Facts, above, look, make_copy
+from control_plane.store.copies import Facts, make_copy, numbers_above, read_facts
 from control_plane.store.records import RESTORED
 from control_plane.store.sqlite import SqliteStore
 from wire.errors import Busy, ConfigError
@@ -38,7 +38,7 @@ def test_a_restored_store_is_above_all_that_may_be_known(lost: Facts | None) -> 
     """The numbers exceed those of the copy by the growth of a day, and those of the remains of the
     lost store."""
     copy = Facts(1.0, 5, 10, 1)
-    found = above(copy, lost)
+    found = numbers_above(copy, lost)
     assert found.epoch >= 5 + copies.EPOCHS_BETWEEN
     assert found.revision >= 10 + copies.REVISIONS_BETWEEN
     if lost is not None:
@@ -75,7 +75,7 @@ async def test_a_copy_made_during_writes_is_consistent(tmp_path: Path, config: C
         keys = [key for (key,) in db.execute("SELECT key FROM state ORDER BY key")]
     assert len(keys) >= 50
     assert keys == [f"k{number:03d}" for number in range(len(keys))]
-    assert look(file).copied_at > 0
+    assert read_facts(file).copied_at > 0
 
 
 @pytest.mark.behaviour("F-88")

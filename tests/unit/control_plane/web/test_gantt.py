@@ -14,7 +14,7 @@ from control_plane.api.operations import (
     OperationKind,
     OperationState,
 )
-from control_plane.web.core.gantt import ROWS_MAX, chart, packed
+from control_plane.web.core.gantt import ROWS_MAX, chart, pack, ticks_of
 
 pytestmark = pytest.mark.behaviour("FE1", "FE7")
 
@@ -89,7 +89,7 @@ def test_packed_rows_contain_the_same_data_as_the_chart(given_events) -> None:
         )
         for task, start, length in given_events
     ]
-    found, window = packed(events, [], (0, 200)), (0, 200)
+    found, window = pack(events, [], (0, 200)), (0, 200)
     drawn = [row for first in (0, ROWS_MAX) for row in chart(events, [], window, first).rows]
     assert found["tasks"] == [row.task for row in drawn]
     assert found["counts"] == [len(row.bars) for row in drawn]
@@ -101,3 +101,10 @@ def test_packed_rows_contain_the_same_data_as_the_chart(given_events) -> None:
         assert (kind, cause, state) == (known.kind, known.cause, known.outcome)
         assert (reason, approved) == (f"r{task}", "zk 1")
         assert [words[place] for place in places] == [f"m{task}", "m9"]
+
+
+@given(st.floats(0, 4e10), st.floats(1.0, 4e10))
+def test_a_chart_of_any_span_has_few_ticks_within_it(begin: float, span: float) -> None:
+    ticks = ticks_of(begin, begin + span)
+    assert len(ticks) <= 8
+    assert all(0 <= percent <= 100 + 1e-6 for percent, _ in ticks)

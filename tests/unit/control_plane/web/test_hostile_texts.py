@@ -88,7 +88,7 @@ class HostileFrontEnd:
     def check(self, _: Call) -> None:
         pass
 
-    async def refused(self, *_: object) -> None:
+    async def audit_refusal(self, *_: object) -> None:
         pass
 
     async def _answer(self, call: Call) -> Any:

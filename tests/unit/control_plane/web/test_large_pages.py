@@ -59,7 +59,7 @@ class RegionOfRoles:
     def check(self, _: Call) -> None:
         pass
 
-    async def refused(self, *_: object) -> None:
+    async def audit_refusal(self, *_: object) -> None:
         pass
 
     async def _shards(self, _: Call) -> ShardLoads:

@@ -19,7 +19,7 @@ from control_plane.broker.core.region_map import CELLS_MAX, RegionCount, merged
 from control_plane.identity.sessions import MAX_SESSIONS, BrowserSessions, SessionEnded
 from control_plane.web.core.region import grid, power_bars, split_bar
 from control_plane.web.core.usage import READINGS_MAX, Point, UsageHistory, usage_charts
-from control_plane.web.core.versions import changes, compared
+from control_plane.web.core.versions import changes, choose_versions
 from control_plane.web.serving import TEXT_MAX, Console
 from wire.errors import Forbidden, NotFound
 
@@ -166,9 +166,9 @@ def test_an_empty_text_of_a_new_entitlement_is_no_change() -> None:
 
 def test_the_newest_two_versions_are_compared_unless_others_are_requested() -> None:
     known = dict.fromkeys((1, 3, 4))
-    assert compared(known, 0, 0) == (3, 4)
-    assert compared(known, 1, 3) == (1, 3)
-    assert compared({2: None}, 0, 9) == (0, 2)
+    assert choose_versions(known, 0, 0) == (3, 4)
+    assert choose_versions(known, 1, 3) == (1, 3)
+    assert choose_versions({2: None}, 0, 9) == (0, 2)
 
 
 ONE, TWO = "0" * 12, "1" * 12
@@ -177,33 +177,33 @@ ONE, TWO = "0" * 12, "1" * 12
 def test_sessions_are_listed_for_their_caller_and_for_operators() -> None:
     now = [100.0]
     sessions = BrowserSessions(lambda: now[0])
-    sessions.see(ONE, "ann", "/ui/", browser="x" * 999)
-    sessions.see(TWO, "bob", "/ui/jobs")
+    sessions.record_request(ONE, "ann", "/ui/", browser="x" * 999)
+    sessions.record_request(TWO, "bob", "/ui/jobs")
     now[0] = 160.0
-    sessions.see(ONE, "ann")
-    (mine,) = sessions.listed("ann", everyone=False).sessions
+    sessions.record_request(ONE, "ann")
+    (mine,) = sessions.list_sessions("ann", everyone=False).sessions
     assert (mine.opened_at, mine.seen_at, mine.page, len(mine.browser)) == (100, 160, "/ui/", 200)
-    assert [s.who for s in sessions.listed("ann", everyone=True).sessions] == ["ann", "bob"]
+    assert [s.who for s in sessions.list_sessions("ann", everyone=True).sessions] == ["ann", "bob"]
     now[0] += 3590.0
-    assert [s.who for s in sessions.listed("ann", everyone=True).sessions] == ["ann"]
+    assert [s.who for s in sessions.list_sessions("ann", everyone=True).sessions] == ["ann"]
 
 
 def test_a_session_is_ended_by_its_caller_or_an_operator_and_is_refused_then() -> None:
     sessions = BrowserSessions()
-    sessions.see(ONE, "ann")
+    sessions.record_request(ONE, "ann")
     with pytest.raises(NotFound):
-        sessions.end(ONE, "bob", anyones=False)
+        sessions.end(ONE, "bob", may_end_all=False)
     with pytest.raises(Forbidden, match="opened by ann"):
-        sessions.see(ONE, "bob")
-    sessions.end(ONE, "root", anyones=True)
+        sessions.record_request(ONE, "bob")
+    sessions.end(ONE, "root", may_end_all=True)
     with pytest.raises(SessionEnded, match="ended by root"):
-        sessions.see(ONE, "ann")
+        sessions.record_request(ONE, "ann")
     with pytest.raises(Forbidden, match="malformed"):
-        sessions.see("../x", "ann")
+        sessions.record_request("../x", "ann")
 
 
 def test_the_number_of_sessions_is_bounded() -> None:
     sessions = BrowserSessions()
     for n in range(MAX_SESSIONS + 5):
-        sessions.see(f"{n:012x}", "ann")
-    assert len(sessions.listed("ann", everyone=False).sessions) == MAX_SESSIONS
+        sessions.record_request(f"{n:012x}", "ann")
+    assert len(sessions.list_sessions("ann", everyone=False).sessions) == MAX_SESSIONS

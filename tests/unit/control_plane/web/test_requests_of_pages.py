@@ -201,3 +201,20 @@ async def test_a_form_refuses_parameters_in_its_address() -> None:
     async with opened(Many()) as client:
         answer = await client.post("/ui/do/pause_job?job=web", data={})
         assert (answer.status, "no parameter job" in await answer.text()) == (400, True)
+
+
+@pytest.mark.behaviour("BUG-UX174")
+@pytest.mark.parametrize("cookie", ["../x", "b" * 12], ids=["malformed", "of another user"])
+async def test_a_browser_with_a_cookie_that_it_may_not_use_gets_another_session(
+    cookie: str,
+) -> None:
+    """Formerly each page was refused until the cookie was deleted by hand."""
+    region = Region()
+    region.sessions.record_request("b" * 12, "bob")
+    app = web.Application()
+    Console(region, ROUTES, lambda: 1).add_to(app)
+    async with TestClient(TestServer(app)) as client:
+        refused = await client.get("/ui/audit", cookies={SESSION_COOKIE: cookie})
+        assert refused.status == 403
+        assert refused.cookies[SESSION_COOKIE]["max-age"] == "0"
+        assert refused.cookies[SESSION_COOKIE]["path"] == "/ui"

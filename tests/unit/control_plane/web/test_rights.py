@@ -42,7 +42,7 @@ class FrontEndStub:
     def check(self, _: Call) -> None:
         pass
 
-    async def refused(self, *_: object) -> None:
+    async def audit_refusal(self, *_: object) -> None:
         pass
 
     async def _status(self, _: Call) -> Any:

@@ -113,7 +113,7 @@ class Region:
     def check(self, _: Call) -> None:
         pass
 
-    async def refused(self, *_: object) -> None:
+    async def audit_refusal(self, *_: object) -> None:
         pass
 
     async def _list(self, _: Call) -> Jobs:

@@ -130,15 +130,15 @@ def test_an_answer_that_takes_long_is_fresh_for_longer() -> None:
 
 @pytest.mark.behaviour("FE1")
 def test_a_slow_part_is_left_out_and_present_on_the_next_request(monkeypatch) -> None:
-    monkeypatch.setattr(calls, "SOON_S", 0.001)
+    monkeypatch.setattr(calls, "OPTIONAL_S", 0.001)
 
     async def run() -> None:
         source = Source()
         source.may_end.clear()
-        assert await source.answers.soon("region", source.load) is None
+        assert await source.answers.get_if_quick("region", source.load) is None
         source.may_end.set()
         assert await source.get() == 1
-        assert await source.answers.soon("region", source.load) == {"number": 1}
+        assert await source.answers.get_if_quick("region", source.load) == {"number": 1}
         assert source.loads == 1
 
     asyncio.run(run())
@@ -147,16 +147,18 @@ def test_a_slow_part_is_left_out_and_present_on_the_next_request(monkeypatch) ->
 @pytest.mark.behaviour("FE1")
 def test_the_first_long_answer_is_begun_once_the_page_was_sent(monkeypatch) -> None:
     """The first requests get no answer. Later ones get the answer that viewers share."""
-    monkeypatch.setattr(calls, "LATER_S", 0.001)
+    monkeypatch.setattr(calls, "LONG_DELAY_S", 0.001)
 
     async def run() -> None:
         source = Source()
-        assert await source.answers.soon("region", source.load, is_long=True) is None
-        assert await source.answers.soon("region", source.load, is_long=True) is None
+        assert await source.answers.get_if_quick("region", source.load, is_long=True) is None
+        assert await source.answers.get_if_quick("region", source.load, is_long=True) is None
         assert source.loads == 0
         while not source.loads:
             await asyncio.sleep(0.001)
-        assert await source.answers.soon("region", source.load, is_long=True) == {"number": 1}
+        assert await source.answers.get_if_quick("region", source.load, is_long=True) == {
+            "number": 1
+        }
         await asyncio.sleep(0.01)
         assert source.loads == 1, "the second timer finds it computed"
 

@@ -106,11 +106,11 @@ async def test_a_browser_that_left_ends_the_stream_of_a_silent_task(monkeypatch)
 async def test_streams_end_once_their_session_is_ended(monkeypatch) -> None:
     monkeypatch.setattr(streams, "TICK_S", 0.001)
     browser, sessions = Browser(99), BrowserSessions(lambda: 100.0)
-    sessions.see("a" * 12, "user:ann")
+    sessions.record_request("a" * 12, "user:ann")
 
     def revision() -> int:
         if len(browser.got) == 2:
-            sessions.end("a" * 12, "user:ann", anyones=False)
+            sessions.end("a" * 12, "user:ann", may_end_all=False)
         return 7
 
     with pytest.raises(SessionEnded, match="ended by user:ann"):

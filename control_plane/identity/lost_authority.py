@@ -17,14 +17,14 @@ from wire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-ASIDE = "authority.pem.lost"
+OLD_FILE = "authority.pem.lost"
 
 
 async def refuse_if_lost(store: Store, path: Path) -> None:
     """Raise `ConfigError` if the authority's file is missing and hosts have joined it."""
     if path.exists():
         return
-    if hosts := await _joined(store):
+    if hosts := await _joined_hosts(store):
         raise ConfigError(
             f"the authority is missing: {path} does not exist, and {len(hosts)} hosts trust it",
             hint="restore the file from a backup; if there is no backup: twine-control-plane "
@@ -37,15 +37,15 @@ async def drop_authority(store: Store, path: Path) -> list[str]:
 
     The rest of the old file is kept next to it.
     """
-    hosts = await _joined(store)
+    hosts = await _joined_hosts(store)
     if path.exists():
-        path.replace(path.with_name(ASIDE))
+        path.replace(path.with_name(OLD_FILE))
         durable.sync_folder(path.parent)
     await delete_all(store, [TRUST + host for host in hosts])
     log.warning("authority replaced", extra={"hosts": len(hosts)})
     return hosts
 
 
-async def _joined(store: Store) -> list[str]:
+async def _joined_hosts(store: Store) -> list[str]:
     entries = (await store.list_prefix(TRUST)).entries
     return [entry.key.removeprefix(TRUST) for entry in entries]

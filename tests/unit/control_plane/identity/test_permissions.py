@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.api.people import Needs
-from control_plane.identity.core.standing import Caller, refusal
+from control_plane.identity.core.permissions import Caller, refusal
 
 ANN = Caller("ann", groups=frozenset(("web",)))
 ROOT = Caller("root", is_operator=True)

@@ -28,7 +28,7 @@ class HeldCredential:
     def agents_context(self) -> ssl.SSLContext:
         """Return one context to call all agents: each call names the agent in `tls.EXPECTED`."""
         return self._contexts.add(
-            lambda held: tls.client_context(held, "", self._judge), self._held
+            lambda held: tls.client_context(held, "", self._check_agent), self._held
         )
 
     def _replace(self, held: tls.Credential) -> None:
@@ -36,7 +36,7 @@ class HeldCredential:
         self._held = held
         self._contexts.take(held)
 
-    def _judge(self, certificate: Mapping[str, Any]) -> None:
+    def _check_agent(self, certificate: Mapping[str, Any]) -> None:
         """Refuse an agent whose identity was revoked."""
         peer = peer_of(certificate)
         if self.is_void(peer.name, peer.valid_from):

@@ -1,7 +1,7 @@
 """Whether a user may make a call, and which right is missing if not.
 
-Pure. The rule of a call is in its row of the route table (`Needs`); its objects are entitlements
-with their owners. No caller is admitted by the absence of a rule.
+The rule of a call is in its row of the route table (`Needs`); its objects are entitlements with
+their owners. A call without a rule admits no caller.
 """
 
 from __future__ import annotations
@@ -36,16 +36,21 @@ class Refusal:
     hint: str
 
 
-Owned = Mapping[str, Sequence[str] | None]
+OwnersByEntitlement = Mapping[str, Sequence[str] | None]
 """Entitlement → its owners; None: there is no such entitlement."""
 
 
-def refusal(needs: str, caller: Caller, about: Owned, owns_any: bool = False) -> Refusal | None:
-    """Return why a caller may not make a call; None: they may."""
+def refusal(
+    needs: str, caller: Caller, about: OwnersByEntitlement, owns_any: bool = False
+) -> Refusal | None:
+    """Return why a caller may not make a call; None: the caller may.
+
+    `about` are the entitlements that the call concerns.
+    """
     if caller.is_operator or needs == Needs.VIEWER:
         return None
     if needs in (Needs.OWNER, Needs.ASKER):
-        return _unless_owner(caller, about, new_may_be=needs == Needs.ASKER)
+        return _refusal_unless_owner(caller, about, may_be_new=needs == Needs.ASKER)
     if needs == Needs.ANY_OWNER:
         if owns_any:
             return None
@@ -66,9 +71,11 @@ def refusal(needs: str, caller: Caller, about: Owned, owns_any: bool = False) ->
     )
 
 
-def _unless_owner(caller: Caller, about: Owned, *, new_may_be: bool) -> Refusal | None:
+def _refusal_unless_owner(
+    caller: Caller, about: OwnersByEntitlement, *, may_be_new: bool
+) -> Refusal | None:
     for name, owners in sorted(about.items()):
-        if owners is None and not new_may_be:
+        if owners is None and not may_be_new:
             return Refusal(f"there is no entitlement {name!r}", "twinectl entitlement list")
         if owners is not None and not caller.is_among(owners):
             listed = ", ".join(owners[:5]) or "the operators only"
@@ -80,8 +87,8 @@ def _unless_owner(caller: Caller, about: Owned, *, new_may_be: bool) -> Refusal 
     return None
 
 
-def refusal_of_raw(caller: Caller, job: str) -> Refusal | None:
-    """Return why a caller may not run tasks without a sandbox; None: they may.
+def refusal_without_sandbox(caller: Caller, job: str) -> Refusal | None:
+    """Return why a caller may not run tasks without a sandbox; None: the caller may.
 
     No role includes this, not even an operator's: it is granted by name, and the audit log has the
     grant (docs/adr/0092).
