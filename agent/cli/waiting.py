@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from agent import api
-from agent.tasks.core.gate import is_asked
+from agent.tasks.core.gate import has_health_probe
 from wire.errors import Busy, NotFound, Unreachable
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 AGAIN_S = 0.5
 NEWS_S = 10.0
 """How long one request waits for a new event."""
-GO_BACK_S = 30.0
+ROLLBACK_S = 30.0
 """Time after a failed health gate until the host has begun to restore the old version."""
 _ENDED = (api.TaskState.FAILED, api.TaskState.STOPPED)
 
@@ -80,9 +80,11 @@ class StatusWatch:
         while status.generation == spec.generation:
             healthy = status.state is api.TaskState.RUNNING and status.health is api.Health.HEALTHY
             left = until - time.monotonic()
-            if healthy and (is_asked(spec) or (left <= 0 and status.invocation_id == began)):
+            if healthy and (
+                has_health_probe(spec) or (left <= 0 and status.invocation_id == began)
+            ):
                 return status, True
-            if left <= (0 if first else -GO_BACK_S) or (first and status.state in _ENDED):
+            if left <= (0 if first else -ROLLBACK_S) or (first and status.state in _ENDED):
                 return status, False
             await self.news(min(left, NEWS_S) if left > 0 else AGAIN_S)
             status = await self.task(name)

@@ -64,7 +64,7 @@ class Pressure:
         self._own: list[str] = []
         """Tasks that alone caused the last shortage, at their own limits."""
         self._rest = Rest()
-        starts.asked = self._rest.end
+        starts.on_request = self._rest.end
 
     async def watch(self) -> None:
         """Check every two seconds until cancelled; less often while there is no pressure."""
@@ -77,7 +77,7 @@ class Pressure:
 
     async def _pause(self) -> None:
         """Wait until the next check; on a calm host a starting task ends the longer pause."""
-        if self._starts.under_way or not is_low(self._waits):
+        if self._starts.starting or not is_low(self._waits):
             await asyncio.sleep(LOOK_S)
         else:
             await self._rest.until_round(IDLE_CHECK_S)
@@ -102,7 +102,7 @@ class Pressure:
         self._watch, goes = watched(self._watch, waits, now_s)
         if not goes:
             return
-        if ended := await self._oomd.killed_lately(PAUSE_S):
+        if ended := await self._oomd.recently_killed(PAUSE_S):
             why = "systemd-oomd has just freed memory; no other task is evicted yet"
             log.info("memory is short", extra={"killed": ", ".join(ended), "why": why})
             return

@@ -59,7 +59,7 @@ class CloneCheck:
         """Return the identification of this process, for a caller at this host's address."""
         return self._shown
 
-    def bars(self) -> str:
+    def start_refusal(self) -> str:
         """Return why no task may start now; empty: tasks may start."""
         return self.second or (WAITS if self._waits else "")
 

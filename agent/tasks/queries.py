@@ -67,7 +67,7 @@ class TaskQueries:
         return loop
 
     def find_spec(self, task_id: str) -> TaskSpec | None:
-        """Return the specification of a task that is in force, None for an unknown task."""
+        """Return the specification of a task, None for an unknown task."""
         loop = self._loops.get(task_id)
         return None if loop is None else loop.record.spec
 
@@ -82,10 +82,10 @@ class TaskQueries:
 
     def specs(self) -> dict[str, TaskSpec]:
         """Return the specification of every task, also of tasks that are being created."""
-        created, loops = self._copied()
+        created, loops = self._snapshot()
         return created | {t: loop.record.spec for t, loop in loops.items()}
 
-    def _copied(self) -> tuple[dict[str, TaskSpec], dict[str, TaskLoop]]:
+    def _snapshot(self) -> tuple[dict[str, TaskSpec], dict[str, TaskLoop]]:
         """Return copies of the tasks that are being created, and of the loops of all others.
 
         Other threads call this, too, so each copy is atomic. A task becomes a loop before it is no
@@ -95,7 +95,7 @@ class TaskQueries:
         return created, self._loops.copy()
 
     def known(self) -> tuple[dict[str, KnownTask], list[str]]:
-        """Return the facts about each task for `reconcile`, and the ids of unreadable records."""
+        """Return the facts of each task for accounts, and the ids of unreadable records."""
         tasks = {
             task_id: KnownTask(
                 loop.record.state,
@@ -116,7 +116,7 @@ class TaskQueries:
 
     def using(self, digest: str) -> list[str]:
         """Return the ids of the tasks that run from an image, sorted."""
-        created, loops = self._copied()
+        created, loops = self._snapshot()
         records = [(t, loop.record) for t, loop in loops.items()]
         specs = [*created.items(), *((t, r.spec) for t, r in records)]
         specs += [(t, r.previous) for t, r in records if r.previous is not None]

@@ -42,9 +42,9 @@ class TaskStorage:
     async def replay(self, units: Units, events: HostEvents) -> Replay:
         """Return all records, and rebuild those that are missing or unreadable.
 
-        They are rebuilt from their copies in memory and the running units. Unreadable records are
-        set aside. A rebuilt record is in force even if it cannot be written, for example on a
-        read-only disk.
+        They are rebuilt from their copies in memory and the running units; unreadable records are
+        set aside. A rebuilt record counts even if it cannot be written, for example on a read-only
+        disk.
         """
         replay = await self._lanes.run("journal", self._journal.replay)
         if not replay.copies:
@@ -58,11 +58,11 @@ class TaskStorage:
                 f"its record could not be read ({why}); it was rebuilt from its copy in memory"
             )
             events.add("agent", task_id, message)
-            await self._lanes.run("journal", self._write_again, record)
+            await self._lanes.run("journal", self._save_rebuilt, record)
         left = {t: why for t, why in replay.unreadable.items() if t not in found}
         return replace(replay, tasks={**replay.tasks, **found}, unreadable=left, copies={})
 
-    def _write_again(self, record: TaskRecord) -> None:
+    def _save_rebuilt(self, record: TaskRecord) -> None:
         self._journal.set_aside(record.task_id)
         try:
             self._journal.save(record)

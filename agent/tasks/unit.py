@@ -16,7 +16,7 @@ from agent.runtime.core.records import TaskRecord, has_own_init
 from agent.runtime.stage import TaskStage
 from agent.tasks.core.exits import result_of
 from agent.tasks.core.lifecycle import SeenUnit
-from agent.tasks.core.own_init import enclosed
+from agent.tasks.core.own_init import container_unit
 from agent.tasks.core.unit_properties import describe_unit, key_in, unit_properties
 from agent.volumes.core.mounts import mount_properties
 
@@ -48,7 +48,7 @@ class SystemContainer(TaskStage):
         if not has_own_init(task.spec):
             return unit
         assert task.ids is not None, "assigned when the task was admitted"
-        return enclosed(task.task_id, task.spec, unit, task.ids, *self._folders)
+        return container_unit(task.task_id, task.spec, unit, task.ids, *self._folders)
 
 
 class UnitOfTask:

@@ -154,7 +154,7 @@ def lacking(values: Mapping[str, str], read: Mapping[str, str]) -> str:
     return f"{off} does not exist: the controller is off below workload.slice" if missing else ""
 
 
-def lifts_nothing(spec: TaskSpec, resize: Resize) -> str:
+def resize_refusal(spec: TaskSpec, resize: Resize) -> str:
     """Return which limit a resize removes that the task does not have, empty if there is none."""
     had = [io.device for io in spec.resources.io]
     for io in resize.io or []:
@@ -176,7 +176,7 @@ def resized(spec: TaskSpec, resize: Resize) -> TaskSpec:
     )
 
 
-def absent(spec: TaskSpec, numa_nodes: int, disks: Mapping[str, str]) -> str:
+def hardware_refusal(spec: TaskSpec, numa_nodes: int, disks: Mapping[str, str]) -> str:
     """Return which device or memory node of a task this machine does not have, empty if none.
 
     systemd ignores a missing device, and the task would run without its limit. `disks` maps each
@@ -204,7 +204,7 @@ def absent(spec: TaskSpec, numa_nodes: int, disks: Mapping[str, str]) -> str:
     return ""
 
 
-def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
+def resources_refusal(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
     """Return why this machine cannot give a task its resources, with the numbers.
 
     `others` are all other wanted tasks, because an ended task keeps the CPUs that it names.
@@ -222,7 +222,7 @@ def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
     return ""
 
 
-def cannot_be_kept(spec: TaskSpec, others: Iterable[TaskSpec], memory_bytes: int) -> str:
+def memory_protection_refusal(spec: TaskSpec, others: Iterable[TaskSpec], memory_bytes: int) -> str:
     """Return why the machine cannot protect a task's memory next to that of other tasks."""
     more = spec.resources
     kept = sum(other.resources.memory_min_bytes for other in others)

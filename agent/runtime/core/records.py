@@ -321,7 +321,7 @@ _TRANSIENT = {
 }
 
 
-def must_last(task: TaskRecord) -> bytes:
+def durable_part(task: TaskRecord) -> bytes:
     """Return the part of a record that must be on disk before the next step, encoded.
 
     The steps towards a start (preparing, starting) can be observed again on the host. The requests
@@ -332,7 +332,7 @@ def must_last(task: TaskRecord) -> bytes:
     return msgspec.json.encode(task)
 
 
-def only_came_up(before: TaskRecord, after: TaskRecord) -> bool:
+def is_first_start(before: TaskRecord, after: TaskRecord) -> bool:
     """Return whether the only news is that the task runs, usually the first start of a request.
 
     Such a record need not be durable. A restarted agent finds the running task on the host. After

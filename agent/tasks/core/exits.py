@@ -81,7 +81,7 @@ RESULTS = {
 
 OOM_KILL = "oom-kill"
 """systemd's result of a unit after the kernel killed one of its processes for memory."""
-_OF_PROCESSES = ("exit-code", "signal", "core-dump")
+_RESULTS_WITH_STATUS = ("exit-code", "signal", "core-dump")
 """systemd's results for which it also reports an exit code or a signal of the main process."""
 
 
@@ -116,6 +116,6 @@ def describe(
         return f"it never started: {STEPS[end.code]} (exit code {end.code})"
     if end.code is not None:
         return f"it ended with exit code {end.code}"
-    if end.result in _OF_PROCESSES:
+    if end.result in _RESULTS_WITH_STATUS:
         return f"it never started: a step before its command failed ({end.result})"
     return f"it ended: {end.result}"

@@ -14,9 +14,9 @@ from agent.tasks.core.lifecycle import SeenUnit
 
 OOMD_KILL = "oomd-kill"
 """Result of the end of a task that systemd-oomd killed."""
-_NOTED = "d989611b15e44c9dbf31e3c81256e4ed"
+_KILL_MESSAGE_ID = "d989611b15e44c9dbf31e3c81256e4ed"
 """MESSAGE_ID with which systemd logs such a kill (SD_MESSAGE_UNIT_OOMD_KILL)."""
-_BEFORE_S = 60.0
+_SEARCH_BEFORE_END_S = 60.0
 """The log of systemd-oomd is searched from this many seconds before the end of the unit."""
 _KILLED = re.compile(r"Killed (/workload\.slice/\S+) due to (.+)")
 
@@ -28,8 +28,8 @@ def may_be_oomd(unit: SeenUnit) -> bool:
 
 def end_log_command(unit: SeenUnit, now: float) -> list[str]:
     """Return the command that prints the journal's entries on the end of a unit."""
-    note = ("_PID=1", f"MESSAGE_ID={_NOTED}", f"INVOCATION_ID={unit.invocation_id}", "+")
-    return _journal((unit.exited_at or now) - _BEFORE_S, *note)
+    note = ("_PID=1", f"MESSAGE_ID={_KILL_MESSAGE_ID}", f"INVOCATION_ID={unit.invocation_id}", "+")
+    return _journal((unit.exited_at or now) - _SEARCH_BEFORE_END_S, *note)
 
 
 def kill_log_command(now: float, within_s: float) -> list[str]:

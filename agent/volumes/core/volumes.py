@@ -73,7 +73,9 @@ def limits_of(specs: Mapping[str, TaskSpec]) -> dict[str, int]:
     return found
 
 
-def too_large(task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec], disk_bytes: int) -> str:
+def volumes_refusal(
+    task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec], disk_bytes: int
+) -> str:
     """Return why a task's volumes do not fit on the disk, empty if they do."""
     mine = limits_of({task_id: spec})
     promised = limits_of({t: s for t, s in others.items() if t != task_id})

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.api import RestartPolicy, TaskSpec, TaskState
 from agent.lease.core.lease import LeaseMoment
-from agent.runtime.core.records import TaskRecord, Wanted, key_of, must_last
+from agent.runtime.core.records import TaskRecord, Wanted, durable_part, key_of
 from agent.tasks.core.admission import accept
 from agent.tasks.core.lifecycle import Action, Decision, SeenTask, SeenUnit, decide
 
@@ -68,7 +68,7 @@ class Model:
             self.keep(self.decision.task)
 
     def keep(self, task: TaskRecord) -> None:
-        if self.journal is None or must_last(task) != must_last(self.journal):
+        if self.journal is None or durable_part(task) != durable_part(self.journal):
             self.journal = task
         self.memory = task
 
@@ -246,7 +246,7 @@ class TaskLife(RuleBasedStateMachine):
             return
         first = decide(model.memory, model.seen(), model.now())
         second = decide(first.task, model.seen(), model.now())
-        assert second.action in (first.action, Action.REST)
+        assert second.action in (first.action, Action.WAIT)
 
 
 TestTaskLife = TaskLife.TestCase

@@ -25,7 +25,7 @@ async def test_starts_get_places_in_the_order_of_their_requests() -> None:
     leave = [asyncio.Event() for _ in range(5)]
 
     async def start(number: int) -> None:
-        async with starts.turn():
+        async with starts.slot():
             began.append(number)
             await leave[number].wait()
 
@@ -33,12 +33,12 @@ async def test_starts_get_places_in_the_order_of_their_requests() -> None:
         tasks = [group.create_task(start(number)) for number in range(5)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert (began, starts.under_way) == ([0, 1], 2)
+        assert (began, starts.starting) == ([0, 1], 2)
         tasks[2].cancel()
         starts.allow(1)
         leave[0].set()
         await tasks[0]
-        assert (began, starts.under_way) == ([0, 1], 1)
+        assert (began, starts.starting) == ([0, 1], 1)
         leave[1].set()
         await tasks[1]
         await asyncio.sleep(0)
@@ -49,26 +49,26 @@ async def test_starts_get_places_in_the_order_of_their_requests() -> None:
         assert began == [0, 1, 3, 4]
         for event in leave:
             event.set()
-    assert starts.under_way == 0
+    assert starts.starting == 0
 
 
 async def test_an_unused_place_is_passed_on() -> None:
     starts = Starts(1)
 
     async def start() -> None:
-        async with starts.turn():
+        async with starts.slot():
             pass
 
-    async with starts.turn():
+    async with starts.slot():
         second = asyncio.ensure_future(start())
         await asyncio.sleep(0)
-        assert starts.under_way == 1
-    assert starts.under_way == 1  # assigned to the second task, which has not run yet
+        assert starts.starting == 1
+    assert starts.starting == 1  # assigned to the second task, which has not run yet
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
-    async with asyncio.timeout(60), starts.turn():
-        assert starts.under_way == 1
+    async with asyncio.timeout(60), starts.slot():
+        assert starts.starting == 1
 
 
 @pytest.mark.behaviour("F-14")
@@ -195,7 +195,7 @@ async def test_a_host_under_pressure_starts_one_task_at_a_time(
             await client.put_task(name, a_spec(limits=Limits(memory_max_bytes=8 * MIB)))
         for name in names:
             await running(client, name)
-        assert starts.under_way <= 1
+        assert starts.starting <= 1
 
 
 @pytest.mark.behaviour("F-11")

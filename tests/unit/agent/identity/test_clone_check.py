@@ -90,10 +90,10 @@ async def test_starts_wait_for_the_first_verdict_for_a_bounded_time(
     host = a_host(ControlPlane(tmp_path))
     woken = asyncio.Event()
     host.wake = woken.set
-    assert host.bars() == uniqueness.WAITS
+    assert host.start_refusal() == uniqueness.WAITS
     watching = asyncio.ensure_future(host.watch())
     await woken.wait()
-    assert host.bars() == ""
+    assert host.start_refusal() == ""
     watching.cancel()
 
 
@@ -102,7 +102,7 @@ async def test_a_host_that_has_not_joined_waits_for_no_verdict(tmp_path: Path) -
     """It has no identity that another host could share."""
     plane = ControlPlane(tmp_path)
     plane.joined = False
-    assert a_host(plane).bars() == ""
+    assert a_host(plane).start_refusal() == ""
 
 
 @pytest.mark.behaviour("F-89")
@@ -115,17 +115,17 @@ async def test_the_verdict_survives_a_restart_and_can_be_withdrawn(
     host = a_host(plane)
     watching = asyncio.ensure_future(host.watch())
     await holds(lambda: len(plane.shown) == 2)
-    assert host.bars() == "vm1 is elsewhere"
+    assert host.start_refusal() == "vm1 is elsewhere"
     watching.cancel()
 
     plane.answers = [Unreachable("away"), ALONE]
     monkeypatch.setattr(uniqueness, "RETRY_S", 0.001)
     again = a_host(plane)
-    assert again.bars() == "vm1 is elsewhere"
+    assert again.start_refusal() == "vm1 is elsewhere"
     with pytest.raises(Conflict, match="vm1 is elsewhere"):
         again.check("task web is not changed")
     watching = asyncio.ensure_future(again.watch())
-    await holds(lambda: again.bars() == "")
+    await holds(lambda: again.start_refusal() == "")
     watching.cancel()
     assert a_host(plane).second == ""
 
@@ -139,7 +139,7 @@ async def test_a_full_disk_hinders_no_verdict(tmp_path: Path) -> None:
         plane.read_second()
     host = a_host(plane)
     watching = asyncio.ensure_future(host.watch())
-    await holds(lambda: host.bars() == "vm1 is elsewhere")
+    await holds(lambda: host.start_refusal() == "vm1 is elsewhere")
     watching.cancel()
 
 
@@ -185,4 +185,4 @@ async def test_a_verdict_that_cannot_be_stored_is_logged(
     monkeypatch.setattr(HostIdentity, "note_second", fails)
     host = a_host(ControlPlane(tmp_path, SECOND))
     host._take(SECOND)
-    assert host.bars() == "vm1 is elsewhere"
+    assert host.start_refusal() == "vm1 is elsewhere"

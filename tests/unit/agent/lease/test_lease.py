@@ -61,7 +61,7 @@ def test_a_bound_task_is_stopped_once_its_time_without_contact_is_over() -> None
 
     assert before.task.state is S.RUNNING
     assert (after.action, after.task.state) == (A.STOP, S.STOPPING)
-    assert (ended.action, ended.task.state, ended.task.reason) == (A.REST, S.STOPPED, REASON)
+    assert (ended.action, ended.task.state, ended.task.reason) == (A.WAIT, S.STOPPED, REASON)
     assert ended.task.last_exit == Exit(result="cut-off", at=50.0)
     assert ended.task.health is Health.UNKNOWN
 
@@ -88,7 +88,7 @@ def test_nothing_is_started_once_the_time_ran_out(state: S) -> None:
     now = _at(30.0)
     cut = _gone(_task(state, next_start_at=0.0, next_start_boot_s=0.0), now)
 
-    assert (cut.action, cut.task.state, cut.task.cut_off) == (A.REST, S.STOPPED, True)
+    assert (cut.action, cut.task.state, cut.task.cut_off) == (A.WAIT, S.STOPPED, True)
 
 
 def test_new_contact_starts_nothing_until_a_command_arrives() -> None:
@@ -100,7 +100,7 @@ def test_new_contact_starts_nothing_until_a_command_arrives() -> None:
     assert later_term
     assert newer
 
-    assert (after_contact.action, after_contact.task.state) == (A.REST, S.STOPPED)
+    assert (after_contact.action, after_contact.task.state) == (A.WAIT, S.STOPPED)
     assert same is None
     assert later_term.cut_off
     assert not newer.cut_off
@@ -114,7 +114,7 @@ def test_a_begun_stop_is_finished_even_after_new_contact() -> None:
     leaving = decide(stopping, seen(a_unit(task, active="deactivating")), after_contact)
     unheeded = decide(stopping, seen(a_unit(task)), after_contact)
 
-    assert (leaving.action, unheeded.action) == (A.REST, A.STOP)
+    assert (leaving.action, unheeded.action) == (A.WAIT, A.STOP)
     assert _gone(leaving.task, after_contact).task.state is S.STOPPED
 
 
@@ -142,7 +142,7 @@ def test_after_a_reboot_such_a_task_waits_even_if_it_may_start_offline() -> None
     for after_contact in (None, 4.0):
         now = LeaseMoment(wall=60.0, boot_s=5.0, contact_s=after_contact)
         decision = decide(task, seen(boot_id="boot-2"), now)
-        assert (decision.action, decision.task.state) == (A.REST, S.STOPPED)
+        assert (decision.action, decision.task.state) == (A.WAIT, S.STOPPED)
         assert decision.task.last_exit == Exit(result="lost", at=60.0)
 
 

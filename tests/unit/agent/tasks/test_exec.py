@@ -321,7 +321,7 @@ async def test_the_last_output_of_a_command_arrives_even_at_a_slow_client(
     session._output.taken(0)
     await session._output.room(WINDOW_BYTES)
     sending = asyncio.ensure_future(session._send_output(1))
-    reported = asyncio.ensure_future(session._until_sent([sending], set()))
+    reported = asyncio.ensure_future(session._drain([sending], set()))
     await asyncio.wait({reported}, timeout=0.1)
     assert (reported.done(), duplex.sent) == (False, [])
 

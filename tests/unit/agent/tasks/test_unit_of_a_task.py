@@ -39,7 +39,7 @@ from agent.machine.unit_properties import encode
 from agent.runtime.core.records import key_of, task_of, unit_of
 from agent.runtime.core.slices import slice_of
 from agent.runtime.core.unit_parts import UNLIMITED
-from agent.tasks.core.own_init import FIRST_ID, enclosed
+from agent.tasks.core.own_init import FIRST_ID, container_unit
 from agent.tasks.core.reconcile import leftovers
 from agent.tasks.core.unit_properties import NO_PRIORITY, describe_unit, key_in, unit_properties
 
@@ -342,7 +342,7 @@ def test_a_session_of_pam_may_be_opened_by_default() -> None:
     assert not {NO_PRIORITY, "~@resources"} & {*_as_json(chosen["SystemCallFilter"])}
     machine = a_spec(relaxations=[Relaxation.OWN_INIT], ulimits=Ulimits(nofile=4096))
     plain = unit_properties("m", machine, "/r")
-    [words] = enclosed("m", machine, plain, FIRST_ID, "/s", "/r")["ExecStart"]
+    [words] = container_unit("m", machine, plain, FIRST_ID, "/s", "/r")["ExecStart"]
     limits = [word for word in words if word.startswith("--rlimit")]
     assert limits == ["--rlimit=CORE=0:infinity", "--rlimit=NOFILE=4096:4096"]
 
