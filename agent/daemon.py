@@ -27,7 +27,7 @@ from agent.host.reserved_port import listen
 from agent.identity.identity import HostIdentity
 from agent.images.images import HostImages
 from agent.machine import HostAccess
-from agent.machine.acl import let_group
+from agent.machine.acl import allow_group
 from agent.machine.notify import notify, watchdog_s
 from agent.routes import JOIN_ROUTES
 from agent.runtime.crashpoints import arm_from_environment
@@ -145,7 +145,7 @@ class Agent:
         with _usable("socket", path):
             listener = stack.enter_context(local_socket(path))
         try:
-            let_group(path, grp.getgrnam(self.config.socket_group).gr_gid)
+            allow_group(path, grp.getgrnam(self.config.socket_group).gr_gid)
         except (KeyError, OSError) as e:
             fields = {"socket": str(path), "why": str(e)}
             log.warning(
@@ -182,7 +182,7 @@ class Agent:
     async def _pull(self, images: HostImages, request: api.ImagePull) -> api.ImageInfo:
         if why := distrust(request.digest, request.trust):
             raise Unprocessable(f"image pulls are off: {why}", hint=SIGN_HINT)
-        if info := images.find_again(request.digest):
+        if info := images.find_and_touch(request.digest):
             return info
         held = self.identity.find()
         if held is None:

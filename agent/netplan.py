@@ -57,7 +57,7 @@ class Gates(msgspec.Struct, frozen=True, kw_only=True):
     """Cgroup of a task, below the root of the hierarchy → the only ports that it may bind."""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class NetRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request. The fields that are set are carried out; the answer has the resulting state."""
 
     gates: Gates | None = None

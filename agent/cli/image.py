@@ -142,7 +142,7 @@ async def fetch(client: AgentClient, reference: str) -> api.ImageInfo:
             task.cancel()
         await asyncio.gather(fetching, following, return_exceptions=True)
     with suppress(TwineError):  # the image is here; a failure to read its last events is harmless
-        await progress.look(0.0)
+        await progress.print_new(0.0)
     return info
 
 
@@ -152,19 +152,19 @@ class _Progress:
     def __init__(self, client: AgentClient, after: int, reference: str) -> None:
         self._client, self._after = client, after
         self._first = api.pull_event_text(reference)
-        self._mine = set[str]()
+        self._digests = set[str]()
 
     async def follow(self) -> None:
         while True:
-            await self.look(10.0)
+            await self.print_new(10.0)
 
-    async def look(self, wait_s: float) -> None:
+    async def print_new(self, wait_s: float) -> None:
         events = await self._client.get_events(self._after, wait_s=wait_s)
         self._after = events.latest
         for event in events.events:
             if event.message == self._first:
-                self._mine.add(event.object)
-            if event.kind == "image" and event.object in self._mine:
+                self._digests.add(event.object)
+            if event.kind == "image" and event.object in self._digests:
                 short = event.object.removeprefix("sha256:")[:12]
                 click.echo(show.printable(f"{short}: {event.message}"), err=True)
 

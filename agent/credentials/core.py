@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from agent.api import TaskSpec
 from agent.runtime.core.records import unit_of
 
-_ASKED = re.compile(rb"\0[0-9a-f]+/unit/([^/]+)/([^/]+)")
+_SOCKET_ADDRESS = re.compile(rb"\0[0-9a-f]+/unit/([^/]+)/([^/]+)")
 """The address that systemd binds to before it connects (systemd.exec(5), LoadCredential=)."""
 _STEP = re.compile(r"twine-step-([a-z0-9-]+)\.service")
 _INSIDE = re.compile(r"twine-in-([a-z0-9-]+)\..+\.service")
@@ -20,7 +20,7 @@ def requested_credential(address: bytes) -> tuple[str, str] | None:
 
     The unit is the task's own, one of its init steps, or a command inside it.
     """
-    found = _ASKED.fullmatch(address)
+    found = _SOCKET_ADDRESS.fullmatch(address)
     if found is None:
         return None
     unit, name = (part.decode(errors="replace") for part in found.groups())

@@ -1,4 +1,4 @@
-"""Accounts for everything of ours on this host: its owner, why it stays, what is wrong.
+"""Accounts for each object of the agent on this host: its owner, why it stays, what is wrong.
 
 Also removes unused images, and layers that no image is built on.
 """
@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.api.accounts import Account, Accounts
-from agent.host.core.census import FoundOnHost, SubvolumeStore, judge, lasting
+from agent.host.core.census import FoundOnHost, SubvolumeStore, account_for, confirmed
 from agent.images.core.retention import (
     ImageUse,
     LayerUse,
@@ -27,7 +27,7 @@ from agent.images.core.retention import (
 from agent.images.images import HostImages
 from agent.machine import Btrfs, HostAccess
 from agent.network.networks import Networks
-from agent.runtime.crashpoints import passed
+from agent.runtime.crashpoints import crash_point
 from agent.runtime.journal import NAME
 from agent.tasks.context import HostCapacity, TaskContext
 from agent.tasks.queries import TaskQueries
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 COLLECT_S = 600.0
 """Seconds between two searches for old objects, and between two checks of the free space."""
-SECOND_LOOK_S = 2.0
-"""Seconds until an error is checked again: a change under way has finished by then."""
+RECHECK_S = 2.0
+"""Seconds until an error is checked again: by then a change in progress has ended."""
 STEP_S = 60.0
 """A wall clock that gained more than this on the clock of the boot was set, or the host was off."""
 
@@ -67,16 +67,16 @@ class HostInspector:
         self._machine = machine
         self._room = room
         self._ages = ImageAges(self._state, machine.boottime_s)
-        self.second_look_s = SECOND_LOOK_S
+        self.recheck_s = RECHECK_S
         self._collecting = asyncio.Lock()
 
     async def look(self) -> list[Account]:
         """Return an account of each object; an error counts only if two inspections found it."""
-        found = judge(await self._find())
+        found = account_for(await self._find())
         if not any(account.wrong for account in found):
             return found
-        await asyncio.sleep(self.second_look_s)
-        return lasting(found, judge(await self._find()))
+        await asyncio.sleep(self.recheck_s)
+        return confirmed(found, account_for(await self._find()))
 
     async def _find(self) -> FoundOnHost:
         units = await self._units.all("twine-*.service")
@@ -105,14 +105,14 @@ class HostInspector:
         btrfs, state = self._machine.btrfs, self._state
         roots = btrfs.children(state / "tasks")
         images, layers = self._store("images"), self._store("layers")
-        sizes = {("root", name): btrfs.own_bytes(state / "tasks" / name) for name in roots}
+        sizes = {("root", name): btrfs.exclusive_bytes(state / "tasks" / name) for name in roots}
         for kind, folder, store in (("image", "images", images), ("layer", "layers", layers)):
             for name in store.subvolumes:
-                sizes[kind, name] = btrfs.own_bytes(state / folder / name)
+                sizes[kind, name] = btrfs.exclusive_bytes(state / folder / name)
         files = [name for name in os.listdir(state) if not name.startswith(".fsck")]
         volumes, scratch, others = self._volumes()
-        sizes |= {("volume", n): btrfs.own_bytes(state / "volumes" / n) for n in volumes}
-        sizes |= {("scratch", n): btrfs.own_bytes(state / "scratch" / n) for n in scratch}
+        sizes |= {("volume", n): btrfs.exclusive_bytes(state / "volumes" / n) for n in volumes}
+        sizes |= {("scratch", n): btrfs.exclusive_bytes(state / "scratch" / n) for n in scratch}
         files += others
         files += [f"tasks/{name}" for name in os.listdir(state / "tasks") if name not in roots]
         for folder, store in (("images", images), ("layers", layers)):
@@ -151,7 +151,7 @@ class HostInspector:
         return SubvolumeStore(
             subvolumes,
             [p.stem for p in folder.glob("*.json")],
-            [n for n in subvolumes if not _closed(self._machine.btrfs, folder / n)],
+            [n for n in subvolumes if not _is_read_only(self._machine.btrfs, folder / n)],
         )
 
     def _decisions(self) -> dict[tuple[str, str], RetentionDecision]:
@@ -183,16 +183,16 @@ class HostInspector:
         """Remove unused images and layers; return a description of each."""
         async with self._collecting:
             done = []
-            for (kind, name), decision in (await self._goes()).items():
+            for (kind, name), decision in (await self._removable()).items():
                 if kind == "image" and await self._removed(name, self._delete_image):
                     done.append(f"image {name} is removed: {decision.why}")
-                    passed("gc.image-deleted")
+                    crash_point("gc.image-deleted")
             # Decided again: layers of the removed images are removed in the same round, but not
             # layers of an image that began to arrive meanwhile.
-            for (kind, name), decision in (await self._goes()).items():
+            for (kind, name), decision in (await self._removable()).items():
                 if kind == "layer" and await self._removed(name, self._images.layers.discard):
                     done.append(f"layer {name} is removed: {decision.why}")
-                    passed("gc.layer-deleted")
+                    crash_point("gc.layer-deleted")
         for line in done:
             log.info("%s", line)
         return done
@@ -212,7 +212,7 @@ class HostInspector:
             log.warning("cannot remove an unused object", extra={"object": name, "why": str(e)})
             return False
 
-    async def _goes(self) -> dict[tuple[str, str], RetentionDecision]:
+    async def _removable(self) -> dict[tuple[str, str], RetentionDecision]:
         decisions = await self._lanes.run("btrfs", self._decisions)
         return {key: decision for key, decision in decisions.items() if not decision.stays}
 
@@ -305,6 +305,6 @@ class ImageAges:
         return gained_s if gained_s > STEP_S else 0.0
 
 
-def _closed(btrfs: Btrfs, path: Path) -> bool:
+def _is_read_only(btrfs: Btrfs, path: Path) -> bool:
     found = btrfs.find(path)
     return found is None or found.read_only

@@ -72,7 +72,7 @@ class HostProfile:
         self._state = state
         self._read: tuple[tuple[int, ...], ProfileStatus] | None = None
         """The last report that was read, and its file: inode, size, time."""
-        self._asked: ProfileSpec | None = None
+        self._requested: ProfileSpec | None = None
         self._pending = False
         """Whether sidekick must still be started for the last request."""
         self._failure = ""
@@ -86,14 +86,17 @@ class HostProfile:
 
     def _combined(self, reported: ProfileStatus) -> ProfileStatus:
         """Return the status with the last request, given what sidekick reported."""
-        asked = self._asked
-        if asked is None or (asked.name, asked.generation) == (reported.name, reported.generation):
+        requested = self._requested
+        if requested is None or (requested.name, requested.generation) == (
+            reported.name,
+            reported.generation,
+        ):
             return reported
         state = ProfileState.DEGRADED if self._failure else ProfileState.APPLYING
         return ProfileStatus(
-            name=asked.name,
-            generation=asked.generation,
-            epoch=asked.epoch,
+            name=requested.name,
+            generation=requested.generation,
+            epoch=requested.epoch,
             state=state,
             detail=self._failure or "sidekick is running",
         )
@@ -139,7 +142,7 @@ class HostProfile:
         same = (spec.name, spec.generation) == (current.name, current.generation)
         if same and current.state in (ProfileState.VERIFIED, ProfileState.APPLYING):
             return False
-        self._asked, self._failure, self._pending = spec, "", True
+        self._requested, self._failure, self._pending = spec, "", True
         return True
 
     def _deliver(self, spec: ProfileSpec) -> None:
@@ -176,7 +179,7 @@ class HostProfile:
     async def apply(self) -> None:
         """Run sidekick for the latest request; its report has the outcome."""
         async with self._lock:
-            spec = self._asked
+            spec = self._requested
             if spec is None or not self._pending:
                 return
             self._pending = False
@@ -191,7 +194,7 @@ class HostProfile:
             finally:
                 self._running = False
             reported = await self._lanes.run(LANE, self._reported)
-            if self._asked is spec:
+            if self._requested is spec:
                 self._finish(spec, reported, failure)
             await self._add_event()
 
@@ -202,27 +205,27 @@ class HostProfile:
         profile that was installed or removed.
         """
         while True:
-            if not self._running and (await self._key())[0] != self._last_event:
+            if not self._running and (await self._event_key())[0] != self._last_event:
                 await self._add_event()
             await pause(WATCH_S)
 
     async def _add_event(self) -> None:
-        self._last_event, status = await self._key()
+        self._last_event, status = await self._event_key()
         self._events.add("profile", status.name, f"{status.state}: {status.detail}")
 
-    async def _key(self) -> tuple[tuple[object, ...], ProfileStatus]:
+    async def _event_key(self) -> tuple[tuple[object, ...], ProfileStatus]:
         """Return what must not change without an event, and the status."""
-        reported, installed = await self._lanes.run(LANE, self._look)
+        reported, installed = await self._lanes.run(LANE, self._read_state)
         status = self._combined(reported)
         return (status.name, status.generation, status.state, installed), status
 
-    def _look(self) -> tuple[ProfileStatus, tuple[str, ...]]:
+    def _read_state(self) -> tuple[ProfileStatus, tuple[str, ...]]:
         """Return sidekick's last report, and the names of all profiles. Blocking."""
         return self._reported(), self._installed()
 
     def _finish(self, spec: ProfileSpec, reported: ProfileStatus, failure: str) -> None:
         if (reported.name, reported.generation) == (spec.name, spec.generation):
-            self._asked = None
+            self._requested = None
         else:
             self._failure = failure or f"sidekick ended without a report; see journalctl -u {UNIT}"
 

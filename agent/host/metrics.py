@@ -91,7 +91,7 @@ class AgentMetrics:
             probes=dict(self._prober.answers),
         )
         registry = CollectorRegistry()
-        registry.register(Once(list(families(seen))))
+        registry.register(StaticCollector(list(families(seen))))
         of_tasks = await self._lanes.run("usage", generate_latest, registry)
         return of_tasks + generate_latest(self._process)
 
@@ -100,8 +100,8 @@ class AgentMetrics:
         return {name: usage for name, usage in read if usage is not None}
 
 
-class Once(Collector):
-    """Gives what was found already."""
+class StaticCollector(Collector):
+    """Returns metrics that were read before."""
 
     def __init__(self, found: list[Metric]) -> None:
         self._found = found

@@ -10,9 +10,9 @@ from agent.host.core.pressure import (
     LOW_PRESSURE,
     PAUSE_S,
     SHORT,
-    Load,
+    HostPressure,
     ShortageWatch,
-    Waits,
+    TaskMemory,
     at_own_limits,
     is_low,
     seen_full,
@@ -23,8 +23,8 @@ from agent.host.core.pressure import (
 )
 from agent.host.usage import UsageReader
 from agent.machine import Cgroups
-from agent.resources.core.limits import kept_bytes, most_bytes
-from agent.runtime.poll_timers import Rest
+from agent.resources.core.limits import protected_bytes, reclaim_above_bytes
+from agent.runtime.poll_timers import InterruptiblePause
 from agent.tasks.oomd import Oomd
 from agent.tasks.starts import Starts
 from agent.tasks.tasks import HostTasks
@@ -32,7 +32,7 @@ from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 2.0
+CHECK_S = 2.0
 """Pause between checks: the kernel renews its averages every two seconds (psi.rst)."""
 IDLE_CHECK_S = 5.0
 """Pause between checks on a calm host while no task starts. It is short enough that no shortage of
@@ -58,13 +58,13 @@ class Pressure:
         self._starts, self._oomd = starts, oomd
         self._cpus, self._boottime_s = host
         self._watch = ShortageWatch()
-        self._waits = Waits()
+        self._waits = HostPressure()
         self._full: dict[str, float] = {}
         """Tasks that were recently at their own limits, and when."""
         self._own: list[str] = []
         """Tasks that alone caused the last shortage, at their own limits."""
-        self._rest = Rest()
-        starts.on_request = self._rest.end
+        self._idle_pause = InterruptiblePause()
+        starts.on_request = self._idle_pause.end
 
     async def watch(self) -> None:
         """Check every two seconds until cancelled; less often while there is no pressure."""
@@ -78,9 +78,9 @@ class Pressure:
     async def _pause(self) -> None:
         """Wait until the next check; on a calm host a starting task ends the longer pause."""
         if self._starts.starting or not is_low(self._waits):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
         else:
-            await self._rest.until_round(IDLE_CHECK_S)
+            await self._idle_pause.until_round(IDLE_CHECK_S)
 
     async def look(self) -> None:
         """Limit how many tasks may start by the pressure; evict a task if memory stays short."""
@@ -112,23 +112,23 @@ class Pressure:
             return
         await self._tasks.evict(chosen.task_id, why_evicted(chosen, waits))
 
-    def _read(self) -> Waits:
-        return Waits(
+    def _read(self) -> HostPressure:
+        return HostPressure(
             agent=self._cgroups.pressure(AGENT_SLICE, "cpu", whole=False),
             tasks=self._cgroups.pressure(TASKS_SLICE, "memory", whole=True),
         )
 
-    async def _loads(self) -> list[Load]:
+    async def _loads(self) -> list[TaskMemory]:
         used = {u.task_id: u for u in (await self._usage.read()).tasks}
         specs = self._tasks.specs()
         return [
-            Load(
+            TaskMemory(
                 task_id=status.task_id,
                 entitlement=status.entitlement,
                 memory_bytes=used[status.task_id].memory_bytes,
-                kept_bytes=kept_bytes(specs[status.task_id].resources),
+                protected_bytes=protected_bytes(specs[status.task_id].resources),
                 started_at=status.started_at or 0.0,
-                limit_bytes=most_bytes(specs[status.task_id]),
+                limit_bytes=reclaim_above_bytes(specs[status.task_id]),
                 waits=used[status.task_id].memory_pressure,
             )
             for status in self._tasks.all()

@@ -51,7 +51,7 @@ class CloneCheck:
         """Wakes the loops of all tasks."""
         try:
             self._waits = identity.has_joined()
-            self.second = identity.read_second()
+            self.second = identity.read_clone_reason()
         except TwineError as e:
             log.warning("cannot read this host's identity", extra={"reason": str(e)})
 
@@ -84,7 +84,7 @@ class CloneCheck:
         try:
             async with asyncio.timeout(patience_s):
                 await self.served.wait()
-                self._take(await self.ask())
+                self._apply_verdict(await self.ask())
         except TimeoutError:
             return 0.0
         except TwineError as e:
@@ -108,7 +108,7 @@ class CloneCheck:
                 break
         return answer
 
-    def _take(self, answer: PresenceAnswer) -> None:
+    def _apply_verdict(self, answer: PresenceAnswer) -> None:
         if answer.verdict is Verdict.AGAIN:
             return
         second = answer.detail or "another host has its identity"
@@ -123,7 +123,7 @@ class CloneCheck:
         self.second = second
         self._events.add("identity", "host", second or "again the only host with its identity")
         try:
-            self._identity.note_second(second)
+            self._identity.store_clone_reason(second)
         except OSError as e:
             log.warning("cannot record that this host is a clone", extra={"why": str(e)})
         self.wake()

@@ -26,7 +26,7 @@ from agent.images.core.unpack import UNPACK_TIMEOUT_S, layer_properties
 from agent.images.published import Published, hex_of
 from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs
-from agent.runtime.crashpoints import passed
+from agent.runtime.crashpoints import crash_point
 from agent.runtime.offload import Lanes
 from wire.errors import Unprocessable
 
@@ -68,17 +68,17 @@ class Layers:
         A pull holds the present layers before it fetches the rest, and releases them once the
         image refers to them. Until then no image keeps them.
         """
-        mine: list[str] = []
+        held_chains: list[str] = []
 
         def hold(chains: Iterable[str]) -> None:
             more = list(chains)
             self._held.update(more)
-            mine.extend(more)
+            held_chains.extend(more)
 
         try:
             yield hold
         finally:
-            self._held -= Counter(mine)
+            self._held -= Counter(held_chains)
 
     def is_held(self, chain: str) -> bool:
         """Return whether an image in transfer needs this layer."""
@@ -100,7 +100,7 @@ class Layers:
         return found
 
     @asynccontextmanager
-    async def turn(
+    async def fetch_turn(
         self, blobs: Sequence[str], waits: Callable[[int], None]
     ) -> AsyncIterator[list[str]]:
         """Wait until no other image fetches the lowest missing layer of this image.
@@ -109,25 +109,25 @@ class Layers:
         only the first pull fetches it (docs/adr/0124). `waits` is called with the number of the
         layer for which this pull waits.
         """
-        while len(here := self.known(blobs)) < len(blobs):
-            missing = (here[-1] if here else "", blobs[len(here)])
+        while len(present := self.known(blobs)) < len(blobs):
+            missing = (present[-1] if present else "", blobs[len(present)])
             lock = self._fetching.setdefault(missing, asyncio.Lock())
             if lock.locked():
-                waits(len(here) + 1)
+                waits(len(present) + 1)
             async with lock:
-                if self.known(blobs) == here:
-                    yield here
+                if self.known(blobs) == present:
+                    yield present
                     return
-        yield here
+        yield present
 
     async def stack(
-        self, layers: Sequence[Layer], layout: Path, tree: Path, here: Callable[[int], None]
+        self, layers: Sequence[Layer], layout: Path, tree: Path, report: Callable[[int], None]
     ) -> None:
         """Make all layers of an image, and make `tree` equal to the topmost one.
 
         `layout` has the blobs of missing layers. They are applied to the tree in order, and each
         layer is a snapshot of the tree. A blob is removed once it was applied: data that is
-        removed before a flush is never written. `here` is called with the number of each layer.
+        removed before a flush is never written. `report` is called with the number of each layer.
         """
         at: str | None = None
         applying: _Applying | None = None
@@ -141,15 +141,15 @@ class Layers:
                             await applying.close()
                         await self._lanes.run("btrfs", self._begin, layer.below, tree)
                         applying = _Applying(self._sandbox, layers[number - 1 :], layout, tree)
-                    passed("pull.layer-begun")
+                    crash_point("pull.layer-begun")
                     await applying.next()
-                    passed("pull.layer-applied")
+                    crash_point("pull.layer-applied")
                     if all(other.blob.digest != layer.blob.digest for other in layers[number:]):
                         await self._lanes.run("files", (layout / layer.blob.path).unlink)
                     await self._lanes.run("btrfs", self._publish, layer, tree)
-                    passed("pull.layer-published")
+                    crash_point("pull.layer-published")
                 at = layer.chain
-                here(number)
+                report(number)
         finally:
             if applying is not None:
                 await applying.close()
@@ -173,7 +173,7 @@ class Layers:
         final = self.published.path(layer.chain)
         self._btrfs.delete(final)  # a leftover of a removal that failed half-way
         self._btrfs.snapshot(tree, final, read_only=True)
-        passed("pull.layer-moved")
+        crash_point("pull.layer-moved")
         info = LayerInfo(
             chain=layer.chain,
             below=layer.below,
@@ -191,7 +191,7 @@ class Layers:
             if self.is_held(chain):
                 return False
             self.published.description(chain).unlink(missing_ok=True)
-            passed("gc.layer-undeclared")
+            crash_point("gc.layer-undeclared")
             await self._lanes.run("btrfs", self._btrfs.delete, self.published.path(chain))
         return True
 

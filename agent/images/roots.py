@@ -9,7 +9,12 @@ from pathlib import Path
 
 from agent.api import ImageInfo, ImageUser, OciConfig, TaskSpec
 from agent.images.core.image_user import LISTS
-from agent.images.core.writable_root import ENTERED, choose_tops, is_writable, owner_of_root
+from agent.images.core.writable_root import (
+    WRITABLE_BELOW,
+    choose_writable_folders,
+    is_writable,
+    owner_of_root,
+)
 from agent.images.published import Published
 from agent.machine import Btrfs, QuotaMode
 from agent.machine.beneath import find_place
@@ -107,14 +112,14 @@ class TaskRoots:
                 self._can_bound = False
         return self._can_bound
 
-    def tops(self, digest: str) -> list[str]:
-        """Return the folders at the top of an image that a writable root opens."""
+    def writable_folders(self, digest: str) -> list[str]:
+        """Return the folders of an image that are writable in a writable root."""
         self._forget_replaced(digest)
         if digest not in self._tops:
             image = self._images.path(digest)
             found = {"": _folders(image)}
-            found |= {name: _folders(image / name) for name in ENTERED if name in found[""]}
-            self._tops[digest] = choose_tops(found)
+            found |= {name: _folders(image / name) for name in WRITABLE_BELOW if name in found[""]}
+            self._tops[digest] = choose_writable_folders(found)
         return self._tops[digest]
 
     def owner(self, digest: str) -> ImageUser:

@@ -1,4 +1,4 @@
-"""Protocols for everything that the agent uses of a host. All calls block; `services` offload them.
+"""Protocols for everything that the agent uses of a host. All calls block; lanes offload them.
 
 `systemd`, `btrfs`, `process`, `kernelfs` and `hardware` implement them for a real host. `fake` is
 a whole machine in memory that passes the same contract tests.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from agent.netplan import Ask, NetAnswer
+    from agent.netplan import NetAnswer, NetRequest
     from wire.cpus import Core
 
 Property = object
@@ -196,7 +196,7 @@ class Btrfs(Protocol):
     def top(self, path: Path) -> Path:
         """Return the subvolume that a path lies in."""
 
-    def own_bytes(self, path: Path) -> int | None:
+    def exclusive_bytes(self, path: Path) -> int | None:
         """Return the exclusive bytes of a subvolume, None if the file system does not count."""
 
     def quota(self, path: Path) -> QuotaMode:
@@ -319,7 +319,7 @@ class Cgroups(Protocol):
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """Kernel objects of Twine other than units and subvolumes (`census`)."""
+    """Kernel objects of Twine, except units and subvolumes (`census`)."""
 
     cgroups: tuple[str, ...] = ()
     """Cgroups of units of tasks, below the root of the hierarchy."""
@@ -333,7 +333,7 @@ class Observed(msgspec.Struct, frozen=True):
 class NetworkAccess(Protocol):
     """The host's network, which a separate program with more rights changes."""
 
-    def ask(self, ask: Ask) -> NetAnswer:
+    def ask(self, ask: NetRequest) -> NetAnswer:
         """Send a request; return the networks after it. Raises `HostError`."""
 
     def has_gate(self, name: str) -> bool:

@@ -102,13 +102,13 @@ class HostBtrfs:
                     return folder
         raise NotBtrfs(f"cannot find the subvolume of {path}: it is not on a btrfs file system")
 
-    def own_bytes(self, path: Path) -> int | None:
+    def exclusive_bytes(self, path: Path) -> int | None:
         """Return the exclusive bytes of a subvolume, None if quotas are off.
 
         Read from the quota groups (/sys/fs/btrfs/UUID/qgroups), without walking the files.
         """
         try:
-            return qgroups.own_bytes(path, btrfsutil.subvolume_info(path).id)
+            return qgroups.exclusive_bytes(path, btrfsutil.subvolume_info(path).id)
         except (OSError, ValueError):
             return None
 

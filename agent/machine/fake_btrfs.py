@@ -111,7 +111,7 @@ class FakeBtrfs:
                 return folder
         raise NotBtrfs(f"cannot find the subvolume of {path}: it is not on a btrfs file system")
 
-    def own_bytes(self, path: Path) -> int | None:
+    def exclusive_bytes(self, path: Path) -> int | None:
         """Return the size of a subvolume's own files."""
         self._get(path, f"cannot measure {path}")
         return sum(p.lstat().st_size for p in path.rglob("*") if p.is_file())
@@ -142,7 +142,7 @@ class FakeBtrfs:
         record = self._get(path, f"cannot read the quota of {path}")
         if self.counts is QuotaMode.OFF:
             return None
-        return Space(self.own_bytes(path) or 0, record.max_bytes)
+        return Space(self.exclusive_bytes(path) or 0, record.max_bytes)
 
     def sync(self, path: Path) -> None:
         """Do nothing: these folders need no flush."""

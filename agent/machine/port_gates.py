@@ -50,7 +50,7 @@ def _line(code: int, *, to: int = 0, of: int = 0, at: int = 0, value: int = 0) -
     return struct.pack("=BBhi", code, of << 4 | to, at, value)
 
 
-def is_whole(name: str, folder: Path = Path(GATES)) -> bool:
+def is_complete(name: str, folder: Path = Path(GATES)) -> bool:
     """Return whether a gate exists with all its programs."""
     try:
         return set(os.listdir(folder / name)) >= _WHOLE
@@ -61,12 +61,14 @@ def is_whole(name: str, folder: Path = Path(GATES)) -> bool:
 def gates(folder: Path = Path(GATES)) -> set[str]:
     """Return the names of all gates that have all their programs."""
     try:
-        return {name for name in os.listdir(folder) if is_whole(name, folder)}
+        return {name for name in os.listdir(folder) if is_complete(name, folder)}
     except FileNotFoundError:
         return set()
 
 
-def keep(wanted: Iterable[Collection[int]], *, alone: bool, folder: Path = Path(GATES)) -> None:
+def make_gates(
+    wanted: Iterable[Collection[int]], *, alone: bool, folder: Path = Path(GATES)
+) -> None:
     """Make a gate for each set of ports; with `alone` remove all others.
 
     Raises `HostError`.
@@ -119,7 +121,7 @@ def _loaded(kind: str, ports: Collection[int]) -> int:
     return bpf.call(BpfCommand.PROG_LOAD, attributes, code, license_)[0]
 
 
-def hold(cgroup: Path, ports: Collection[int], folder: Path = Path(GATES)) -> bool:
+def attach(cgroup: Path, ports: Collection[int], folder: Path = Path(GATES)) -> bool:
     """Attach an existing gate to a cgroup; return False if the cgroup is missing.
 
     Idempotent. The gate stays as long as the cgroup. Raises `HostError`.

@@ -89,7 +89,7 @@ def room(path: Path, subvolume: int) -> Space | None:
     return None
 
 
-def own_bytes(path: Path, subvolume: int) -> int | None:
+def exclusive_bytes(path: Path, subvolume: int) -> int | None:
     """Return the exclusive bytes of a subvolume, None if quotas are off."""
     text = _word(_folder(path) / f"0_{subvolume}" / "exclusive")
     return int(text) if text else None

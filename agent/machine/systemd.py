@@ -25,7 +25,7 @@ from agent.machine.systemd_calls import (
     SystemdCalls,
     name_of,
     reason_of,
-    refusing,
+    translating_errors,
     words,
 )
 from agent.machine.unit_properties import CLOSE, Token, encode
@@ -91,12 +91,12 @@ class HostSystemd(SystemdCalls):
         return self._states(pattern, whole=True)
 
     def _states(self, pattern: str, *, whole: bool) -> list[UnitState]:
-        with refusing(f"cannot list units {pattern}"):
+        with translating_errors(f"cannot list units {pattern}"):
             return [self._state(*row, whole=whole) for row in self._rows(pattern)]
 
     def unit_states(self, pattern: str) -> dict[str, tuple[str, str]]:
         """Return active and sub state of all loaded units whose name matches a glob."""
-        with refusing(f"cannot list units {pattern}"):
+        with translating_errors(f"cannot list units {pattern}"):
             return {unit: (active, sub) for unit, _, active, sub in self._rows(pattern)}
 
     def _rows(self, pattern: str) -> list[tuple[str, str, str, str]]:
@@ -117,13 +117,13 @@ class HostSystemd(SystemdCalls):
         """
         with self._lock:
             if self._watch is None:
-                with refusing("cannot subscribe to systemd"):
+                with translating_errors("cannot subscribe to systemd"):
                     self._watch = UnitWatch(self._opener)
             return self._watch.add(listener)
 
     def version(self) -> int:
         """Return systemd's major version."""
-        with refusing("cannot ask systemd for its version"):
+        with translating_errors("cannot ask systemd for its version"):
             text = self._get(ROOT, MANAGER, "Version").decode()
         found = re.match(r"v?(\d+)", text)
         if not found:

@@ -94,7 +94,7 @@ class SystemdCalls:
 
 
 @contextlib.contextmanager
-def refusing(what: str) -> Iterator[None]:
+def translating_errors(what: str) -> Iterator[None]:
     """Turn errors of the bus or of systemd inside the block into `SystemdError`."""
     try:
         yield

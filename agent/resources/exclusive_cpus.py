@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from agent.api import TaskSpec
 from agent.machine import Cgroups
 from agent.resources.core.exclusive_cpus import (
-    Taken,
-    chosen,
-    online,
+    CpusInUse,
+    choose_cpus,
+    is_still_valid,
+    online_cpus,
     refusal,
-    shared,
+    shared_cpus,
     sharing_refusal,
-    still_good,
 )
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.core.slices import TASKS_SLICE, is_shared_slice, slice_for
@@ -46,7 +46,7 @@ class ExclusiveCpus(TaskStage):
         cores: Callable[[], tuple[Core, ...]],
         mark: Path,
     ) -> None:
-        """Start without tasks; see `adopt` and `refresh`.
+        """`adopt` loads the tasks, `refresh` the cores.
 
         `mark` is a file in memory. It exists if an agent has changed slices since the boot.
         """
@@ -104,16 +104,16 @@ class ExclusiveCpus(TaskStage):
         A task that no longer requests any keeps its CPUs until its unit is gone.
         """
         had, count = self._claims.get(task_id, ()), spec.resources.exclusive_cpus
-        if count and not (had and still_good(self._cores, had, count)):
+        if count and not (had and is_still_valid(self._cores, had, count)):
             taken = self._taken(others)
             busy = taken.own | taken.pinned
             leaving = {c for task, own in self._held.items() if task != task_id for c in own}
-            found = chosen(self._cores, busy | leaving, count, had)
-            self._claims[task_id] = found or chosen(self._cores, busy, count, had)
+            found = choose_cpus(self._cores, busy | leaving, count, had)
+            self._claims[task_id] = found or choose_cpus(self._cores, busy, count, had)
         return list(self._claims.get(task_id, ()))
 
-    def _taken(self, others: Mapping[str, TaskSpec]) -> Taken:
-        return Taken(
+    def _taken(self, others: Mapping[str, TaskSpec]) -> CpusInUse:
+        return CpusInUse(
             own=self._own(others),
             pinned=frozenset(cpu for spec in others.values() for cpu in spec.resources.cpus),
             sharing=sum(not spec.resources.exclusive_cpus for spec in others.values()),
@@ -149,7 +149,7 @@ class ExclusiveCpus(TaskStage):
                 self._claims.pop(task_id, None)
                 self._held.pop(task_id, None)
                 await self._apply()
-                if not shared(self._cores, self._all_held()):
+                if not shared_cpus(self._cores, self._all_held()):
                     raise HostError("it waits for a CPU: all are still exclusive to other tasks")
                 return []
             others = {t: other for t, other in self._wanted().items() if t != task_id}
@@ -183,7 +183,7 @@ class ExclusiveCpus(TaskStage):
 
     def all_cpus(self) -> tuple[int, ...]:
         """Return all CPUs of the machine at the last `refresh`."""
-        return tuple(sorted(online(self._cores)))
+        return tuple(sorted(online_cpus(self._cores)))
 
     def _all_held(self) -> frozenset[int]:
         return frozenset(cpu for cpus in self._held.values() for cpu in cpus)
@@ -195,14 +195,14 @@ class ExclusiveCpus(TaskStage):
         effect.
         """
         held = self._all_held()
-        self._room = bool(shared(self._cores, held))
+        self._room = bool(shared_cpus(self._cores, held))
         if not self._has_changed_slices:
             await self._lanes.run("usage", self._mark.touch)
             self._has_changed_slices = True
         found = await self._lanes.run("usage", self._slices)
         if not self._room:
             return self._require_empty(found)
-        allowed = tuple(sorted(online(self._cores) - held))
+        allowed = tuple(sorted(online_cpus(self._cores) - held))
         soon = {slice_for(spec) for spec in self._wanted().values()}
         for name in sorted({*found, *self._set, *filter(is_shared_slice, soon)}):
             if self._set.get(name) != allowed:

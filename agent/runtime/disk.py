@@ -63,7 +63,7 @@ class StateDisk:
         else:
             found = f"the file system of {self._state} does not answer: changes wait for it"
         before, self.problem = self.problem, found
-        if _kind(self.problem) == _kind(before):
+        if _without_sizes(self.problem) == _without_sizes(before):
             return
         if self.problem:
             log.error("the agent's disk has a problem", extra={"why": self.problem})
@@ -93,7 +93,7 @@ class StateDisk:
             log.warning("cannot reserve space for records", extra={"why": str(e)})
 
 
-def _kind(problem: str) -> str:
+def _without_sizes(problem: str) -> str:
     return re.sub(r"[0-9.]+[A-Za-z]+ left", "left", problem)
 
 

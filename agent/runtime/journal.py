@@ -158,7 +158,7 @@ class Journal:
         record would remove the units and roots of all tasks.
         """
         found = Replay()
-        self._recognise()
+        self._check_name()
         paths = self._paths()
         for unfinished in (p for p in paths if p.name.startswith(".") and p.suffix == ".new"):
             _remove(unfinished)
@@ -180,7 +180,7 @@ class Journal:
         self._read_copies(found)
         return found
 
-    def _recognise(self) -> None:
+    def _check_name(self) -> None:
         """Raise `HostError` if this is not the journal that was used earlier in this boot.
 
         If its file system is not mounted, the folder is empty. An agent with an empty journal would

@@ -42,11 +42,11 @@ class _Lane:
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:
             if not item.future.cancelled():
-                _make(item)
+                _run_call(item)
             del item  # else it would stay in memory until the next call
 
 
-def _make(item: _Call) -> None:
+def _run_call(item: _Call) -> None:
     found, error = None, None
     try:
         found = item.call()

@@ -127,14 +127,14 @@ class Units:
                 state = await self.find(unit)
                 if state is None or state.active == "failed" or state.sub == "exited":
                     return state
-                if state.sub == "dead" and _has_run(state):  # else its start is still queued
+                if state.sub == "dead" and _has_ended(state):  # else its start is still queued
                     return state
                 if state.sub == "running" and not reported:
                     running()
                     reported = True
                 if not reported and loop.time() > late:
                     raise SystemdError(f"{unit} did not start within {start_s:g} s")
-                await woken(waker, 2.0)
+                await wait_woken(waker, 2.0)
 
     async def limit(self, unit: str, properties: Mapping[str, object]) -> None:
         """Change properties of a running unit."""
@@ -210,7 +210,7 @@ class Units:
             if await self.find(unit) is None:
                 return
             await self.stop(unit)
-            await woken(waker, 0.5)
+            await wait_woken(waker, 0.5)
 
     async def _ended(self, unit: str, waker: asyncio.Event) -> UnitState | None:
         """Wait for the end of a unit; return how it ended, None if it is gone."""
@@ -219,10 +219,10 @@ class Units:
             state = await self.find(unit)
             if state is None or state.active == "failed" or state.sub == "exited":
                 return state
-            await woken(waker, 2.0)
+            await wait_woken(waker, 2.0)
 
 
-def _has_run(state: UnitState) -> bool:
+def _has_ended(state: UnitState) -> bool:
     """Return whether the command of a unit has ended.
 
     Its invocation id does not show that: it is read after the state, and the unit may have been
@@ -231,7 +231,7 @@ def _has_run(state: UnitState) -> bool:
     return state.exit_code is not None or state.exit_signal is not None
 
 
-async def woken(waker: asyncio.Event, timeout_s: float) -> None:
+async def wait_woken(waker: asyncio.Event, timeout_s: float) -> None:
     """Return when `waker` is set, after `timeout_s` at the latest."""
     try:
         async with asyncio.timeout(timeout_s):

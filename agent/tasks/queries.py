@@ -9,7 +9,7 @@ from agent.runtime.core.records import OVER, TaskRecord, Wanted, status_of, unit
 from agent.tasks.core.admission import is_over
 from agent.tasks.core.reconcile import KnownTask
 from agent.tasks.supervisor import TaskLoop
-from agent.volumes.core.volumes import KEPT, places
+from agent.volumes.core.volumes import KINDS_OF_A_TASK, paths_of
 from wire.errors import Conflict, NotFound
 
 
@@ -101,7 +101,7 @@ class TaskQueries:
                 loop.record.state,
                 loop.record.wanted is Wanted.GONE,
                 loop.record.spec.image,
-                tuple(places(task_id, loop.record.spec, *KEPT)),
+                tuple(paths_of(task_id, loop.record.spec, *KINDS_OF_A_TASK)),
                 gate_for(loop.record.spec),
             )
             for task_id, loop in self._loops.items()

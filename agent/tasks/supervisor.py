@@ -20,9 +20,9 @@ from agent.runtime.core.records import (
     status_of,
     unit_of,
 )
-from agent.runtime.crashpoints import passed
+from agent.runtime.crashpoints import crash_point
 from agent.runtime.stage import TaskStage
-from agent.runtime.units import woken
+from agent.runtime.units import wait_woken
 from agent.tasks.context import TaskContext
 from agent.tasks.core.health import ProbeVerdict, after_verdict
 from agent.tasks.core.inside import InsideCommand
@@ -155,7 +155,7 @@ class TaskLoop:
         decision = decide(before, seen, moment, leaving=leaving, start_refusal=start_refusal)
         if not await self._store(before, decision.task):
             return True
-        passed(f"{decision.action}.decided")
+        crash_point(f"{decision.action}.decided")
         self.settled.set()
         self._probing.follow(self.record, self._host.contact.now_s(), self._probe)
         if seen.unit is None and decision.task.state in OVER:
@@ -202,7 +202,7 @@ class TaskLoop:
             if self.record is not task:
                 return False
             await self._on_removed(task)
-            passed("forget.done")
+            crash_point("forget.done")
             self._is_removed = True
         return True
 
@@ -220,10 +220,10 @@ class TaskLoop:
         task = decision.task
         try:
             await self._carry_out(decision, seen)
-            passed(f"{decision.action}.done")
+            crash_point(f"{decision.action}.done")
         except Conflict:  # a leftover command inside an earlier run may keep the unit loaded
             await self._host.inside.remove_leftovers(task.task_id)
-            await woken(self._waker, CONFLICT_S)
+            await wait_woken(self._waker, CONFLICT_S)
         except TwineError as e:
             log.warning(
                 "a step of a task failed",
@@ -261,7 +261,7 @@ class TaskLoop:
                 if task.state is TaskState.STOPPING and seen.unit and not task.cut_off:
                     await self._run_pre_stop_hook(task, seen.unit)
                 await host.units.stop(self._unit)
-                await woken(self._waker, 1.0)
+                await wait_woken(self._waker, 1.0)
             case Action.REMOVE_ROOT:
                 if task.spec.life.init:
                     await host.inside.stop_init_steps(task.task_id)
@@ -275,7 +275,7 @@ class TaskLoop:
                 until = decision.until
                 resync_s = STEADY_S if task.state is TaskState.RUNNING else RESYNC_S
                 pause = resync_s if until is None else max(0.0, until - host.contact.now_s())
-                await woken(self._waker, pause)
+                await wait_woken(self._waker, pause)
 
     async def _start(self, task: TaskRecord, guard: dict[str, object]) -> None:
         """Start the unit once a slot is free, if the request has not changed meanwhile."""
@@ -299,7 +299,7 @@ class TaskLoop:
         """Wait until the unit is active or has ended: until then a start uses most resources."""
         late_s = self._host.contact.now_s() + SLOT_S
         while self._is_to_start(task) and self._host.contact.now_s() < late_s:
-            await woken(self._waker, 2.0)
+            await wait_woken(self._waker, 2.0)
             self._waker.clear()
             unit = await self._host.units.find(self._unit)
             if unit is not None and unit.active == "active":
@@ -362,7 +362,7 @@ class TaskLoop:
             while not steps.done() and self.record is wanted:
                 if is_cut_off(task.spec, host.contact.moment(task.task_id)):
                     break
-                waiting = asyncio.ensure_future(woken(self._waker, RETRY_S))
+                waiting = asyncio.ensure_future(wait_woken(self._waker, RETRY_S))
                 await asyncio.wait({steps, waiting}, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
                 self._waker.clear()

@@ -23,7 +23,7 @@ from agent.runtime.core.records import (
     key_of,
     status_of,
 )
-from agent.runtime.crashpoints import passed
+from agent.runtime.crashpoints import crash_point
 from agent.runtime.journal import Replay
 from agent.tasks.admission import TaskAdmission
 from agent.tasks.context import HostCapacity, TaskContext
@@ -217,7 +217,7 @@ class HostTasks(TaskQueries):
             if task_id in self._unreadable:
                 await host.storage.set_aside(task_id)
             await host.storage.save(record)
-            passed("task.recorded")
+            crash_point("task.recorded")
             self._tombstones.pop(task_id, None)
             self._unreadable.pop(task_id, None)
             host.events.add("task", task_id, str(record.state), status_of(record))

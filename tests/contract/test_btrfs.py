@@ -216,7 +216,7 @@ def test_a_path_lies_in_the_nearest_subvolume_above_it(volume: Volume) -> None:
 
 
 def test_the_own_size_of_a_subvolume_is_a_number_or_unknown(volume: Volume) -> None:
-    found = volume.btrfs.own_bytes(an_image(volume))
+    found = volume.btrfs.exclusive_bytes(an_image(volume))
 
     assert found is None or found >= 0  # data that is not written to disk yet is not counted yet
     assert volume.real or found

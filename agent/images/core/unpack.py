@@ -23,7 +23,7 @@ with one overloaded emulated CPU, nine fetches at once took 140 s until the firs
 UNPACK_MEMORY_BYTES = 512 << 20
 FILL_BYTES_PER_S = 1_000_000_000
 """The highest rate at which unpacking fills a disk."""
-LOOK_LEAST_S, LOOK_MOST_S = 0.1, 1.0
+CHECK_MIN_S, CHECK_MAX_S = 0.1, 1.0
 
 NO_TMP = ("-/tmp", "-/var/tmp")
 """No program here needs these folders. systemd makes and removes private ones on disk for every
@@ -77,14 +77,14 @@ FIND_SETUID = (
 """Arguments of find(1) that remove set-uid and set-gid bits."""
 
 
-def until_next_look_s(free_bytes: int, reserve_bytes: int) -> float:
+def until_next_check_s(free_bytes: int, reserve_bytes: int) -> float:
     """Return the seconds until the next check of the free space while an image is unpacked.
 
-    Until then unpacking uses at most `LOOK_LEAST_S` worth of the reserve. The pause grows with the
+    Until then unpacking uses at most `CHECK_MIN_S` worth of the reserve. The pause grows with the
     free space, because ten checks a second slow down unpacking on a small host.
     """
     room_s = (free_bytes - reserve_bytes) / FILL_BYTES_PER_S
-    return min(max(room_s, LOOK_LEAST_S), LOOK_MOST_S)
+    return min(max(room_s, CHECK_MIN_S), CHECK_MAX_S)
 
 
 def unpack_properties(
@@ -168,7 +168,7 @@ _LOGGED = re.compile(r'\blevel=\w+ msg="((?:[^"\\]|\\.)*)"')
 """skopeo's format of errors without a terminal: a line of key=value pairs."""
 
 
-def complaint(line: str) -> str:
+def logged_message(line: str) -> str:
     """Return the message of a log line, without its time and level."""
     found = _LOGGED.search(line)
     return line if found is None else re.sub(r"\\(.)", r"\1", found[1])

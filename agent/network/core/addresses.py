@@ -100,7 +100,7 @@ def address4(site: Site, task_id: str, taken: Collection[str]) -> IPv4Address:
 
 def plan(site: Site, task_id: str, spec: TaskSpec, known: Collection[TaskNet]) -> TaskNet:
     """Return the private network of a task; an existing one keeps its IPv4 address."""
-    mine = next((net for net in known if net.task_id == task_id), None)
+    existing = next((net for net in known if net.task_id == task_id), None)
     taken = {net.address4 for net in known}
     rate = spec.network.egress_mbps
     return TaskNet(
@@ -108,7 +108,7 @@ def plan(site: Site, task_id: str, spec: TaskSpec, known: Collection[TaskNet]) -
         job=spec.job,
         namespace=netns_of(task_id),
         veth=veth_of(task_id),
-        address4=mine.address4 if mine else str(address4(site, task_id, taken)),
+        address4=existing.address4 if existing else str(address4(site, task_id, taken)),
         address6=str(address6(site, task_id, spec.job)),
         egress_bps=None if rate is None else round(rate * 1e6),
         allow_from=list(spec.network.allow_from),

@@ -53,13 +53,13 @@ def limit_properties(spec: TaskSpec, *, whole: bool = False) -> dict[str, object
     return found
 
 
-def most_bytes(spec: TaskSpec) -> int:
+def reclaim_above_bytes(spec: TaskSpec) -> int:
     """Return the memory above which the kernel reclaims from a task: its high or maximum limit."""
     high = spec.resources.memory_high_bytes
     return spec.limits.memory_max_bytes if high is None else min(high, spec.limits.memory_max_bytes)
 
 
-def kept_bytes(resources: Resources) -> int:
+def protected_bytes(resources: Resources) -> int:
     """Return how much memory of a task is protected."""
     return max(resources.memory_min_bytes, resources.memory_low_bytes)
 
@@ -68,7 +68,7 @@ def _preference(spec: TaskSpec) -> str:
     """Return the preference for systemd-oomd: it kills tasks with protected memory last, and never
     a task whose whole memory is protected.
     """
-    kept = kept_bytes(spec.resources)
+    kept = protected_bytes(spec.resources)
     if not kept:
         return "none"
     return "omit" if kept >= spec.limits.memory_max_bytes else "avoid"
@@ -147,7 +147,7 @@ def not_in_force(values: Mapping[str, str], read: Mapping[str, str]) -> str:
     return "; ".join(wrong)
 
 
-def lacking(values: Mapping[str, str], read: Mapping[str, str]) -> str:
+def missing_files(values: Mapping[str, str], read: Mapping[str, str]) -> str:
     """Return which required files are missing because a controller is off; empty if none."""
     missing = sorted(set(values) - set(read))
     off = ", ".join(missing)

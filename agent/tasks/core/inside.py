@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.api import Step
-from agent.resources.core.huge_pages import bounded_inside
+from agent.resources.core.huge_pages import no_pages_steps
 from agent.runtime.core.records import unit_of
 from agent.tasks.core.own_init import container_command_properties, is_container_unit, step_command
 from wire.units import size_text
@@ -123,7 +123,7 @@ def _in_sandbox(task_unit: Mapping[str, object], command: InsideCommand) -> dict
     }
     for name in (*_TASK_ONLY_STEPS, *_TASK_ONLY_MEMORY):
         properties.pop(name, None)
-    if bound := bounded_inside(task_unit.get("ExecStartPre", ())):
+    if bound := no_pages_steps(task_unit.get("ExecStartPre", ())):
         properties["ExecStartPre"] = bound
     return properties
 

@@ -26,7 +26,7 @@ from agent.runtime.core.unit_parts import (
     texts,
 )
 from agent.tasks.core.unit_properties import TASK_HARDENING
-from agent.volumes.core.volumes import OWNER, place_of
+from agent.volumes.core.volumes import OWNER, path_of
 
 NSPAWN = "/usr/bin/systemd-nspawn"
 ID_COUNT = 65_536
@@ -214,7 +214,7 @@ def _mount_steps(
     mounted = [
         word
         for name, volume in on_disk.items()
-        for word in (name, f"{state}/{place_of(task_id, spec.entitlement, name, volume)}")
+        for word in (name, f"{state}/{path_of(task_id, spec.entitlement, name, volume)}")
     ]
     size = str(spec.limits.memory_max_bytes // 2)
     numbers = (str(OWNER), str(ids), str(ID_COUNT))

@@ -13,7 +13,7 @@ from agent.api import ImageUser, TaskSpec
 from agent.api.volumes import VolumeKind
 from agent.runtime.core.records import user_of
 from agent.runtime.core.unit_parts import HOST_SHELL, PAGE
-from agent.volumes.core.volumes import OWNER, place_of
+from agent.volumes.core.volumes import OWNER, path_of
 
 _BEGIN = (
     'uid=$(readlink "/run/systemd/dynamic-uid/direct:$1") && root=$(readlink -f "$3") || exit 1; '
@@ -102,7 +102,7 @@ def mount_properties(
         for word in (
             ("tmpfs", volume.path, f"size={volume.max_bytes}")
             if volume.kind is VolumeKind.TMPFS
-            else (f"{state}/{place_of(task_id, spec.entitlement, name, volume)}", volume.path, "")
+            else (f"{state}/{path_of(task_id, spec.entitlement, name, volume)}", volume.path, "")
         )
     ]
     paths = [volume.path for volume in spec.volumes.values()]

@@ -76,7 +76,7 @@ async def test_the_task_with_most_memory_is_evicted_and_the_event_has_the_reason
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task is restarted after a pause; a task within its promise is not evicted."""
-    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CHECK_S", 0.01)
     monkeypatch.setattr(pressure, "IDLE_CHECK_S", 0.01)
     slow = RestartPolicy(backoff_s=3600.0, backoff_max_s=3600.0)
     kept = Resources(memory_min_bytes=128 * MIB)
@@ -108,7 +108,7 @@ async def test_a_task_that_waits_at_its_own_limit_does_not_have_to_go(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only this task runs, so its slice waits whenever it does; the host has free memory."""
-    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CHECK_S", 0.01)
     monkeypatch.setattr(pressure, "IDLE_CHECK_S", 0.01)
     spec = a_spec(limits=Limits(memory_max_bytes=100 * MIB))
     usage, waits = host.fake.cgroups.usage, host.fake.cgroups.waits
@@ -125,7 +125,7 @@ async def test_a_task_that_waits_at_its_own_limit_does_not_have_to_go(
             await running(client, name)
         usage[cgroup_of("web", spec)] = Usage(memory_bytes=99 * MIB, memory_pressure=0.8)
         waits["/workload.slice", "memory"] = 0.8
-        while checks.count(["web"]) < 3 * core_pressure.LOOKS:
+        while checks.count(["web"]) < 3 * core_pressure.CHECKS_TO_EVICT:
             await asyncio.sleep(0.01)
         assert (await client.get_task("web")).last_exit is None
         usage[cgroup_of("idle", spec)] = Usage(memory_bytes=9 * MIB, memory_pressure=0.5)
@@ -159,7 +159,7 @@ async def test_no_task_is_evicted_after_systemd_oomd_has_just_freed_memory(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of three tasks were evicted for one shortage; later evictions work as usual."""
-    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CHECK_S", 0.01)
     monkeypatch.setattr(pressure, "IDLE_CHECK_S", 0.01)
     monkeypatch.setattr(core_pressure, "PAUSE_S", 0.05)
     answers, calls = host.fake.processes.answers, host.fake.processes.calls
@@ -183,7 +183,7 @@ async def test_a_host_under_pressure_starts_one_task_at_a_time(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All requested tasks still start, one after the other."""
-    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CHECK_S", 0.01)
     monkeypatch.setattr(pressure, "IDLE_CHECK_S", 0.01)
     host.fake.cgroups.waits["/hostcritical.slice", "cpu"] = 0.9
     async with host.serving() as (services, client):

@@ -37,11 +37,11 @@ class ControlPlane:
     def has_joined(self) -> bool:
         return self.joined
 
-    def read_second(self) -> str:
-        return self.identity.read_second()
+    def read_clone_reason(self) -> str:
+        return self.identity.read_clone_reason()
 
-    def note_second(self, why: str) -> None:
-        self.identity.note_second(why)
+    def store_clone_reason(self, why: str) -> None:
+        self.identity.store_clone_reason(why)
 
     async def show_presence(self, presence: Presence) -> PresenceAnswer:
         self.shown.append(presence)
@@ -136,7 +136,7 @@ async def test_a_full_disk_hinders_no_verdict(tmp_path: Path) -> None:
     plane = ControlPlane(tmp_path, SECOND)
     (tmp_path / "second-host").mkdir()
     with pytest.raises(TwineError):
-        plane.read_second()
+        plane.read_clone_reason()
     host = a_host(plane)
     watching = asyncio.ensure_future(host.watch())
     await holds(lambda: host.start_refusal() == "vm1 is elsewhere")
@@ -154,7 +154,7 @@ async def test_a_second_host_takes_no_task_and_keeps_what_runs(
         before = await running(client, "web")
     monkeypatch.setattr(HostIdentity, "has_joined", lambda _: True)
     monkeypatch.setattr(HostIdentity, "show_presence", lambda _, shown: plane.show_presence(shown))
-    plane.note_second("vm1 is elsewhere")
+    plane.store_clone_reason("vm1 is elsewhere")
     async with host.agent() as client:
         with pytest.raises(Conflict, match="task other is not changed: vm1 is elsewhere"):
             await client.put_task("other", a_spec())
@@ -182,7 +182,7 @@ async def test_a_verdict_that_cannot_be_stored_is_logged(
     def fails(_self: HostIdentity, _why: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(HostIdentity, "note_second", fails)
+    monkeypatch.setattr(HostIdentity, "store_clone_reason", fails)
     host = a_host(ControlPlane(tmp_path, SECOND))
-    host._take(SECOND)
+    host._apply_verdict(SECOND)
     assert host.start_refusal() == "vm1 is elsewhere"

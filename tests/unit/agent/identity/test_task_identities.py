@@ -88,7 +88,7 @@ class Setup:
         def wanted() -> Mapping[str, TaskSpec]:
             return self.tasks
 
-        await self.service.look(wanted)
+        await self.service.maintain(wanted)
 
     def leaf(self, task: str = "web-0") -> x509.Certificate:
         """Return the certificate that a task finds; check that the key next to it matches."""

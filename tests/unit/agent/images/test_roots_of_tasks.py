@@ -88,7 +88,7 @@ def test_an_image_that_is_imported_again_has_its_new_configuration(host: FakeHos
     roots, images = roots_of(host), host.state / "images"
     described = images / f"{IMAGE.removeprefix('sha256:')}.json"
     (images / described.stem / "blobs").mkdir()
-    assert (roots.config(IMAGE), roots.tops(IMAGE)) == (None, ["blobs"])
+    assert (roots.config(IMAGE), roots.writable_folders(IMAGE)) == (None, ["blobs"])
 
     described.unlink()
     assert roots.config(IMAGE) is None
@@ -99,4 +99,4 @@ def test_an_image_that_is_imported_again_has_its_new_configuration(host: FakeHos
         digest=IMAGE, format=ImageFormat.OCI, stream_bytes=1, created_at=2.0, config=config
     )
     described.write_bytes(msgspec.json.encode(info))
-    assert (roots.config(IMAGE), roots.tops(IMAGE)) == (config, ["srv"])
+    assert (roots.config(IMAGE), roots.writable_folders(IMAGE)) == (config, ["srv"])

@@ -15,14 +15,14 @@ from agent.api import (
     certainly_ended_s,
 )
 from agent.lease.core.lease import (
+    EXPIRED_LEASE,
     FENCE_GRACE_S,
-    STRICTEST,
-    Bond,
     LeaseMoment,
+    TaskLease,
     answered_at,
     ends_at,
     name_answer,
-    read_bond,
+    read_lease,
 )
 from agent.runtime.core.records import TaskRecord
 from agent.tasks.core.admission import accept
@@ -186,17 +186,17 @@ def test_a_missing_answer_proves_nothing() -> None:
 
 
 def test_a_bond_is_read_back_as_it_was_written() -> None:
-    for bond in (Bond(30.0, 10.0), Bond(5.5, 0.25).lapsed(7.0), STRICTEST):
-        assert read_bond(bond.line()) == bond
+    for bond in (TaskLease(30.0, 10.0), TaskLease(5.5, 0.25).lapsed(7.0), EXPIRED_LEASE):
+        assert read_lease(bond.line()) == bond
 
 
 @pytest.mark.parametrize("text", ["", "x", "30", "30 nan", "30 inf", "30 -1", "1 2 3 4", "\0"])
 def test_a_bond_that_makes_no_sense_is_the_strictest(text: str) -> None:
-    assert read_bond(text) == STRICTEST
-    assert read_bond(text).is_overdue(1e9, 0.0)
+    assert read_lease(text) == EXPIRED_LEASE
+    assert read_lease(text).is_overdue(1e9, 0.0)
 
 
 def test_a_lapsed_bond_is_not_prolonged() -> None:
-    lapsed = Bond(30.0, 10.0).lapsed(100.0)
+    lapsed = TaskLease(30.0, 10.0).lapsed(100.0)
     assert not lapsed.is_overdue(500.0, 141.9)
     assert lapsed.is_overdue(500.0, 142.0)

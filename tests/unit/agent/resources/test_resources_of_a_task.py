@@ -13,10 +13,10 @@ from agent.machine.unit_properties import encode
 from agent.resources.core.limits import (
     hardware_refusal,
     kernel_values,
-    lacking,
     limit_properties,
     live_properties,
     memory_protection_refusal,
+    missing_files,
     not_in_force,
     on_devices,
     resized,
@@ -93,10 +93,10 @@ def test_limits_count_once_the_kernel_reports_them() -> None:
     assert not_in_force(right, right) == ""
     assert not_in_force(right, {}) == ""
     wrong = not_in_force(right, right | {"pids.max": "max"})
-    assert lacking({"cpuset.cpus.effective": "1"}, right).startswith(
+    assert missing_files({"cpuset.cpus.effective": "1"}, right).startswith(
         "cpuset.cpus.effective does not exist"
     )
-    assert lacking(right, right) == ""
+    assert missing_files(right, right) == ""
     assert wrong == "pids.max is 'max' instead of '512'"
 
 

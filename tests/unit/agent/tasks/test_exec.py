@@ -24,7 +24,7 @@ from agent.machine.fake_systemd import Ended
 from agent.machine.terminals import Streams
 from agent.tasks import exec as sessions
 from agent.tasks.core.inside import inside_unit
-from agent.terminal import attend
+from agent.terminal import run_session
 from wire.duplex import Duplex, Frame
 from wire.errors import Busy, HostError, InvalidInput, NotFound, from_problem
 from wire.flow import WINDOW_BYTES, Inflow, Outflow
@@ -203,7 +203,7 @@ async def test_a_client_that_stops_reading_ends_the_session(
     os.close(reader)
     write = os.write
     monkeypatch.setattr("os.write", lambda fd, data: write(writer if fd == 1 else fd, data))
-    code = await attend(_Endless(), terminal=False, with_input=False)
+    code = await run_session(_Endless(), terminal=False, with_input=False)
     os.close(writer)
 
     assert code == 128 + signal.SIGPIPE
@@ -242,7 +242,7 @@ async def test_a_slow_reader_still_gets_the_agents_answers(monkeypatch: pytest.M
     thread = threading.Thread(target=slowly)
     thread.start()
     monkeypatch.setattr("os.write", lambda fd, data: write(writer if fd == 1 else fd, data))
-    code = await attend(command, terminal=False, with_input=False)
+    code = await run_session(command, terminal=False, with_input=False)
     os.close(writer)
     await asyncio.to_thread(thread.join)
     os.close(reader)
@@ -257,7 +257,7 @@ async def test_a_full_disk_of_the_client_is_explained(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("os.write", full)
     with pytest.raises(HostError, match="cannot write the command's output here: No space"):
-        await attend(_Talkative(), terminal=False, with_input=False)
+        await run_session(_Talkative(), terminal=False, with_input=False)
 
 
 @pytest.mark.behaviour("AG8")

@@ -28,12 +28,12 @@ from agent.host.install import targets
 from agent.images.core.oci import Blob, Layer
 from agent.images.core.unpack import (
     FILL_BYTES_PER_S,
-    complaint,
     drop_setuid_properties,
     fetch_properties,
     layer_properties,
+    logged_message,
     unpack_properties,
-    until_next_look_s,
+    until_next_check_s,
 )
 from agent.machine.unit_properties import encode
 from agent.runtime.core.records import key_of, task_of, unit_of
@@ -104,7 +104,7 @@ def test_downloads_are_not_flushed_and_unpacked_images_may_be() -> None:
 
 @given(st.integers(0, 1 << 44), st.integers(128 << 20, 1 << 30))
 def test_unpacking_never_uses_the_reserve_between_two_checks(free: int, reserve: int) -> None:
-    pause = until_next_look_s(free, reserve)
+    pause = until_next_check_s(free, reserve)
 
     assert 0.1 <= pause <= 1.0
     left = free - pause * FILL_BYTES_PER_S
@@ -280,7 +280,7 @@ def test_the_root_of_a_task_is_read_only_and_the_docs_say_so() -> None:
     ],
 )
 def test_an_error_of_a_program_is_reported_without_decoration(line: str, expected: str) -> None:
-    assert complaint(line) == expected
+    assert logged_message(line) == expected
 
 
 @pytest.mark.behaviour("BUG-AG17")
