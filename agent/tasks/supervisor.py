@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -83,8 +84,7 @@ class TaskLoop:
         self._is_new = is_new
         self._next_seen: SeenTask | None = None
         """Observation of the step just made, which the next step uses; None: it observes again."""
-        self._hook_ran_in = ""
-        """Invocation in which the pre-stop hook was run last."""
+        self._hook_invocation = ""  # the run in which the pre-stop hook was last run
         self._group = asyncio.TaskGroup()
         self._probing = Probing(host.prober, self._group, self._record_verdict)
 
@@ -148,11 +148,9 @@ class TaskLoop:
         before = self.record
         seen = await self._observe()
         moment = self._host.contact.moment(before.task_id)
-        leaving, start_refusal = (
-            self._host.observer.is_leaving(),
-            self._host.observer.start_refusal(),
-        )
-        decision = decide(before, seen, moment, leaving=leaving, start_refusal=start_refusal)
+        observer = self._host.observer
+        leaving, refusal = observer.is_leaving(), observer.start_refusal()
+        decision = decide(before, seen, moment, leaving=leaving, start_refusal=refusal)
         if not await self._store(before, decision.task):
             return True
         crash_point(f"{decision.action}.decided")
@@ -225,10 +223,8 @@ class TaskLoop:
             await self._host.inside.remove_leftovers(task.task_id)
             await wait_woken(self._waker, CONFLICT_S)
         except TwineError as e:
-            log.warning(
-                "a step of a task failed",
-                extra={"task": task.task_id, "step": str(decision.action), "why": str(e)},
-            )
+            extra = {"task": task.task_id, "step": str(decision.action), "why": str(e)}
+            log.warning("a step of a task failed", extra=extra)
             if decision.action in (Action.PREPARE, Action.START):
                 once = isinstance(e, StepFailed) and task.spec.restart.when is RestartWhen.NEVER
                 retry = isinstance(e, HostError) and not once
@@ -243,9 +239,7 @@ class TaskLoop:
             case Action.PREPARE:
                 await host.storage.prepare_root(task)
                 if self.record == task:
-                    self._next_seen = SeenTask(
-                        seen.unit, root=True, leftover=True, boot_id=seen.boot_id
-                    )
+                    self._next_seen = dataclasses.replace(seen, root=True, leftover=True)
             case Action.START:
                 for stage in host.unit.stages:
                     stage.check(task)
@@ -376,10 +370,10 @@ class TaskLoop:
 
     async def _run_pre_stop_hook(self, task: TaskRecord, unit: SeenUnit) -> None:
         """Run the pre-stop hook once per run; the stop follows even if the hook fails."""
-        if unit.active != "active" or unit.ended or unit.invocation_id == self._hook_ran_in:
+        if unit.active != "active" or unit.ended or unit.invocation_id == self._hook_invocation:
             return
         problem = await self._host.inside.before_stop(task)
-        self._hook_ran_in = unit.invocation_id
+        self._hook_invocation = unit.invocation_id
         if problem:
             log.warning("task %s: its pre-stop hook failed: %s", task.task_id, problem)
             message = f"its pre-stop hook failed: {problem}"

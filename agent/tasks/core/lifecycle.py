@@ -31,13 +31,7 @@ from agent.runtime.core.records import (
     is_up,
     key_of,
 )
-from agent.tasks.core.gate import (
-    after_gate,
-    is_gate_over,
-    rolled_back,
-    with_gate_begun,
-    without_passed_gate,
-)
+from agent.tasks.core import gate
 from agent.tasks.core.restarts import EVICTED, after_end
 
 LINGERS = "some of its processes survive SIGKILL; waiting for the kernel"
@@ -144,11 +138,11 @@ def decide(
     """
     if task.wanted is Wanted.RUN:
         is_old = seen.unit is not None and seen.unit.key != key_of(task.spec)
-        task = after_gate(task if is_old else with_gate_begun(task, now), seen.boot_id)
+        task = gate.after_gate(task if is_old else gate.with_gate_begun(task, now), seen.boot_id)
     decision = _decide(task, seen, now, leaving)
-    decision = dataclasses.replace(decision, task=without_passed_gate(decision.task, now))
-    if task.wanted is Wanted.RUN and is_gate_over(decision.task, now):
-        restored = rolled_back(task, "it did not become healthy in time")
+    decision = dataclasses.replace(decision, task=gate.without_passed_gate(decision.task, now))
+    if task.wanted is Wanted.RUN and gate.is_gate_over(decision.task, now):
+        restored = gate.rolled_back(task, "it did not become healthy in time")
         decision = _decide(restored, seen, now, leaving)
     if start_refusal and decision.action in (Action.PREPARE, Action.START):
         waiting = replace(decision.task, state=TaskState.ACCEPTED, reason=start_refusal)
