@@ -80,7 +80,7 @@ def join(config_path: Path | None, /, url: str, **options: str) -> None:
     identity = HostIdentity(Path(config.state_dir) / "identity")
     invitation = Invitation(url, options["token"], options["ca_hash"])
     joined = asyncio.run(identity.join(invitation, candidate))
-    write_location(candidate)
+    write_location(joined.recorded or candidate)
     click.echo(f"{joined.machine} joined {joined.control_plane_url}")
 
 

@@ -15,7 +15,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -56,6 +56,8 @@ class Identity:
     control_plane_url: str
     not_after: float
     """End of the certificate, seconds since 1970."""
+    recorded: CandidateIdentity | None = field(default=None, compare=False)
+    """The host as the control plane has recorded it; only after a join."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,12 @@ class HostIdentity:
         for path in self._last_senders:  # accept the new control plane independent of earlier ones
             path.unlink(missing_ok=True)
         log.info("joined", extra={"machine": held.name, "url": held.url})
-        return Identity(held.name, held.url, held.not_after)
+        recorded = replace(
+            candidate,
+            location=answer.location or candidate.location,
+            machine_type=answer.machine_type or candidate.machine_type,
+        )
+        return Identity(held.name, held.url, held.not_after, recorded)
 
     def domain(self) -> str:
         """Return the trust domain of this host; empty before it joined, or with an old file."""
