@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import sys
@@ -23,6 +24,8 @@ from wire.errors import HostError, TwineError, Unreachable, from_problem
 from wire.flow import Inflow, Outflow
 
 _CHUNK = 32 << 10
+_SIGNAL = re.compile(r"SIG(?:(?P<number>\d+)|(?P<name>[A-Z0-9]+)(?:\+(?P<above>\d+))?)")
+"""Names of signals as agents report them: SIGKILL, SIGRTMIN+6, SIG32."""
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that are forwarded to the command if no terminal sends them."""
 
@@ -207,5 +210,16 @@ def _exit_code(end: ExecEnd) -> int:
         error: TwineError = from_problem(end.problem)
         raise error
     if end.signal is not None:
-        return 128 + getattr(signal, end.signal, 0)
+        return 128 + _signal_number(end.signal)
     return end.code or 0
+
+
+def _signal_number(name: str) -> int:
+    """Return the number of a signal, 0 for an unknown name."""
+    found = _SIGNAL.fullmatch(name)
+    if found is None:
+        return 0
+    if found["number"]:
+        return int(found["number"])
+    known = signal.Signals.__members__.get(f"SIG{found['name']}")
+    return 0 if known is None else known + int(found["above"] or 0)

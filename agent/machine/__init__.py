@@ -352,11 +352,15 @@ def boottime_s() -> float:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, such as SIGKILL or SIGRTMIN+6 (signal(7))."""
+    """Return the name of a signal, such as SIGKILL or SIGRTMIN+6 (signal(7)).
+
+    Signals 32 and 33 have no name, because the C library uses them itself: `SIG32` and `SIG33`.
+    """
     try:
         return signal.Signals(number).name
     except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+        above = number - signal.SIGRTMIN
+        return f"SIGRTMIN+{above}" if above > 0 else f"SIG{number}"
 
 
 class HostAccess(msgspec.Struct, frozen=True, kw_only=True):

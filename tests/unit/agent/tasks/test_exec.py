@@ -24,7 +24,7 @@ from agent.machine.fake_systemd import Ended
 from agent.machine.terminals import Streams
 from agent.tasks import exec as sessions
 from agent.tasks.core.inside import inside_unit
-from agent.terminal import run_session
+from agent.terminal import _exit_code, run_session
 from wire.duplex import Duplex, Frame
 from wire.errors import Busy, HostError, InvalidInput, NotFound, from_problem
 from wire.flow import WINDOW_BYTES, Inflow, Outflow
@@ -553,3 +553,12 @@ async def test_pipes_carry_a_megabyte_and_end() -> None:
         os.close(reader)
         assert got == sent
         assert not (Path(folder) / "one").exists()
+
+
+@pytest.mark.behaviour("BUG-AG105")
+@pytest.mark.parametrize(
+    ("name", "code"), [("SIGKILL", 137), ("SIGRTMIN+6", 168), ("SIG33", 161), ("SIGNOTHING", 128)]
+)
+def test_the_exit_code_has_the_number_of_each_signal(name: str, code: int) -> None:
+    """The code of a command that a real-time signal had ended was 128."""
+    assert _exit_code(ExecEnd(signal=name)) == code
