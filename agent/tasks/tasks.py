@@ -271,22 +271,23 @@ class HostTasks(TaskQueries):
         self, task_id: str, generation: int | None, epoch: int | None
     ) -> None:
         """Store a tombstone for a delete that arrived before its put, so that it wins (F-48)."""
-        known = self._tombstones.get(task_id)
-        if generation is None or stale(generation, epoch or 0, known):
+        if generation is None:
             return
-        now = self._now()
-        tombstone = Tombstone(
-            task_id=task_id,
-            generation=generation,
-            epoch=epoch or 0,
-            at=now.at,
-            boot_id=now.boot_id,
-            boot_s=now.boot_s,
-        )
         async with self._creating:
-            if task_id not in self._loops:
-                self._tombstones[task_id] = tombstone
-                await self._host.storage.save(tombstone)
+            known = self._tombstones.get(task_id)
+            if task_id in self._loops or stale(generation, epoch or 0, known):
+                return
+            now = self._now()
+            tombstone = Tombstone(
+                task_id=task_id,
+                generation=generation,
+                epoch=epoch or 0,
+                at=now.at,
+                boot_id=now.boot_id,
+                boot_s=now.boot_s,
+            )
+            await self._host.storage.save(tombstone)
+            self._tombstones[task_id] = tombstone
 
     async def restart(self, task_id: str, generation: int | None, epoch: int | None) -> TaskStatus:
         """Stop a task and start it again, without back-off."""

@@ -880,3 +880,21 @@ async def test_a_new_start_waits_for_the_last_process_of_the_old_one(host: FakeH
 
     assert (status.generation, status.reason) == (2, "")
     assert systemd.properties(unit("web"))["ExecStart"] == [["/v2"]]
+
+
+@pytest.mark.behaviour("BUG-AG110")
+async def test_of_two_deletes_before_a_put_the_newer_one_counts(host: FakeHost) -> None:
+    """The second of two deletes that waited for another task replaced the first."""
+    async with host.serving() as (services, client):
+        async with services.tasks._creating:
+            deletes = [asyncio.create_task(client.delete_task("late", n)) for n in (5, 3)]
+            while (
+                not services.tasks._creating._waiters or len(services.tasks._creating._waiters) < 2
+            ):
+                await asyncio.sleep(0.01)
+        found = await asyncio.gather(*deletes, return_exceptions=True)
+        assert [type(e) for e in found] == [NotFound, NotFound]
+        for generation in (4, 5):
+            with pytest.raises(Conflict, match=f"generation {generation} "):
+                await client.put_task("late", a_spec(generation=generation))
+        await client.put_task("late", a_spec(generation=6))
