@@ -17,7 +17,8 @@ OOMD_KILL = "oomd-kill"
 _KILL_MESSAGE_ID = "d989611b15e44c9dbf31e3c81256e4ed"
 """MESSAGE_ID with which systemd logs such a kill (SD_MESSAGE_UNIT_OOMD_KILL)."""
 _SEARCH_BEFORE_END_S = 60.0
-"""The log of systemd-oomd is searched from this many seconds before the end of the unit."""
+"""The log of systemd-oomd is searched from this many seconds before the end of the unit, but not
+from before its start: that log names units without their invocation."""
 _KILLED = re.compile(r"Killed (/workload\.slice/\S+) due to (.+)")
 
 
@@ -29,7 +30,8 @@ def may_be_oomd(unit: SeenUnit) -> bool:
 def end_log_command(unit: SeenUnit, now: float) -> list[str]:
     """Return the command that prints the journal's entries on the end of a unit."""
     note = ("_PID=1", f"MESSAGE_ID={_KILL_MESSAGE_ID}", f"INVOCATION_ID={unit.invocation_id}", "+")
-    return _journal((unit.exited_at or now) - _SEARCH_BEFORE_END_S, *note)
+    since = (unit.exited_at or now) - _SEARCH_BEFORE_END_S
+    return _journal(max(since, unit.started_at or 0.0), *note)
 
 
 def kill_log_command(now: float, within_s: float) -> list[str]:
@@ -38,7 +40,7 @@ def kill_log_command(now: float, within_s: float) -> list[str]:
 
 
 def _journal(since: float, *matches: str) -> list[str]:
-    options = ("--no-pager", "--quiet", "--output=cat", f"--since=@{since:.0f}")
+    options = ("--no-pager", "--quiet", "--output=cat", f"--since=@{since:.3f}")
     return ["journalctl", *options, *matches, "_SYSTEMD_UNIT=systemd-oomd.service"]
 
 
