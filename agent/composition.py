@@ -207,7 +207,7 @@ class HostParts:
             tasks=self.tasks,
             usage=usage,
             metrics=AgentMetrics(
-                self.tasks, self.images, self.prober, machine.cgroups, lanes, usage
+                self.tasks, self.images, self.prober, machine.cgroups, lanes, usage, self.disk
             ),
             images=self.images,
             logs=Logs(machine.processes),

@@ -182,7 +182,7 @@ class Agent:
     async def _pull(self, images: HostImages, request: api.ImagePull) -> api.ImageInfo:
         if why := distrust(request.digest, request.trust):
             raise Unprocessable(f"image pulls are off: {why}", hint=SIGN_HINT)
-        if info := images.find_and_touch(request.digest):
+        if info := await images.find_and_touch(request.digest):
             return info
         held = self.identity.find()
         if held is None:

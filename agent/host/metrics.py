@@ -7,6 +7,7 @@ name only tasks of this host, and disappear with the task.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,7 +17,8 @@ from prometheus_client.registry import Collector
 from agent.api import Health, TaskSpec, TaskState, TaskStatus
 from agent.images.images import IMAGE_FILES, HostImages
 from agent.machine import Cgroups, Usage
-from agent.runtime.offload import Lanes
+from agent.runtime.disk import ANSWER_S, StateDisk
+from agent.runtime.offload import Lanes, PatientCall
 from agent.tasks.prober import Prober
 from agent.tasks.queries import TaskQueries
 from agent.usage import TaskUsage, Usages
@@ -56,7 +58,8 @@ class SeenUsage:
     specs: Mapping[str, TaskSpec]
     usages: Usages
     groups: Mapping[str, Usage]
-    images: int
+    images: int | None
+    """None: they were never counted."""
     probes: Mapping[tuple[str, bool], int]
 
 
@@ -71,9 +74,14 @@ class AgentMetrics:
         cgroups: Cgroups,
         lanes: Lanes,
         usage: Callable[[], Awaitable[Usages]],
+        disk: StateDisk,
     ) -> None:
-        self._tasks, self._images, self._prober = tasks, images, prober
+        self._tasks, self._prober = tasks, prober
         self._cgroups, self._lanes, self._usage = cgroups, lanes, usage
+        self._disk = disk
+        self._counting = PatientCall(lanes, IMAGE_FILES, lambda: len(images.all()))
+        self._images: int | None = None
+        """Number of images when they were last counted."""
         self._process = of_process(CollectorRegistry())
 
     async def scrape(self, *, ready: bool) -> bytes:
@@ -87,13 +95,19 @@ class AgentMetrics:
             specs={task_id: spec for task_id, spec in found if spec is not None},
             usages=usages,
             groups=groups,
-            images=len(await self._lanes.run(IMAGE_FILES, self._images.all)),
+            images=await self._count_images(),
             probes=dict(self._prober.answers),
         )
         registry = CollectorRegistry()
         registry.register(StaticCollector(list(families(seen))))
         of_tasks = await self._lanes.run("usage", generate_latest, registry)
         return of_tasks + generate_latest(self._process)
+
+    async def _count_images(self) -> int | None:
+        """Return the number of images; while the disk hangs, the last one that is known."""
+        with suppress(TimeoutError):
+            self._images = await self._counting.within(0.0 if self._disk.is_hung else ANSWER_S)
+        return self._images
 
     def _groups(self) -> dict[str, Usage]:
         read = ((name, self._cgroups.read(group)) for name, group in GROUPS.items())
@@ -117,7 +131,8 @@ def families(seen: SeenUsage) -> Iterator[Metric]:
         states.add_metric([state.value], sum(t.state is state for t in seen.tasks))
     yield states
     images = GaugeMetricFamily("twine_images", "Complete images.")
-    images.add_metric([], seen.images)
+    if seen.images is not None:
+        images.add_metric([], seen.images)
     yield images
     answers = CounterMetricFamily(
         "twine_probe_answers", "Answers to probes, by kind and outcome.", labels=["kind", "outcome"]

@@ -116,8 +116,11 @@ class HostImages:
             raise NotFound(f"image {digest} is not on this machine")
         return info
 
-    def find_and_touch(self, digest: str) -> ImageInfo | None:
-        """Return a complete image that a caller asks for; its time of last use begins again."""
+    async def find_and_touch(self, digest: str) -> ImageInfo | None:
+        """Return a complete image, None if there is none; its time of last use begins again."""
+        return await self._lanes.run(IMAGE_FILES, self._find_and_touch, digest)
+
+    def _find_and_touch(self, digest: str) -> ImageInfo | None:
         info = self._published.find(digest)
         if info is not None:
             with suppress(OSError):  # a read-only disk: no image is removed, either
@@ -152,7 +155,7 @@ class HostImages:
         leaves too little space, `Unreachable` for one that stalls. Then nothing of it stays.
         """
         async with self._import(digest) as hold, self._lock(digest):
-            if info := self.find_and_touch(digest):
+            if info := await self.find_and_touch(digest):
                 return info
             stream = self._stream(digest)
             try:
@@ -275,12 +278,12 @@ class HostImages:
 
     async def _pull(self, reference: str) -> ImageInfo:
         async with self._import(reference) as hold, self._oci.lock(reference):
-            if info := self.find_and_touch(place_of(reference).digest):
+            if info := await self.find_and_touch(place_of(reference).digest):
                 return info
             place, data = await self._oci.resolve(reference)
             self._events.add("image", place.digest, pull_event_text(reference))
             async with self._lock(place.digest):
-                if info := self.find_and_touch(place.digest):
+                if info := await self.find_and_touch(place.digest):
                     return info
                 try:
                     tree = self._tree(place.digest)

@@ -11,7 +11,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -93,3 +93,33 @@ class Lanes:
         for lane in self._lanes.values():
             lane.end()
         self._lanes.clear()
+
+
+class PatientCall(Generic[T]):
+    """A call in a lane for which callers wait only a limited time; it never runs twice at once."""
+
+    def __init__(self, lanes: Lanes, lane: str, call: Callable[[], T]) -> None:
+        self._lanes, self._lane, self._call = lanes, lane, call
+        self._running: asyncio.Future[T] | None = None
+        """The call that has not returned yet, or whose result no caller has received."""
+
+    async def within(self, timeout_s: float) -> T:
+        """Return the result of the call; raise `TimeoutError` if that takes longer.
+
+        A call that still runs is awaited by the next caller, and not made again before it returns.
+        """
+        running = self._running
+        if running is None:
+            running = asyncio.ensure_future(self._lanes.run(self._lane, self._call))
+            self._running = running
+        await asyncio.wait({running}, timeout=timeout_s)
+        if not running.done():
+            raise TimeoutError
+        if self._running is running:
+            self._running = None
+        return running.result()
+
+    def cancel(self) -> None:
+        """Stop waiting for the call; it still runs to its end."""
+        if self._running is not None:
+            self._running.cancel()
