@@ -1,7 +1,7 @@
 """Creates all services of an agent and connects them.
 
-`HostParts` creates the services of each room. `stages` lists the stages that prepare a task, and
-`services` creates the tasks, the API's services, and the loops that run as long as the agent.
+`HostParts` creates the services of each room. `stages` lists the stages that prepare a task.
+`services` creates the tasks and the services of the API, and starts the loops of the agent.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class HostParts:
         group.create_task(self.disk.watch(), name="disk")
         group.create_task(pressure.watch(), name="pressure")
         group.create_task(self.units.watch(TASK_UNITS), name="units")
-        group.create_task(self.identities.watch(self.tasks.to_run), name="identities")
+        group.create_task(self.identities.watch(self.tasks.active_specs), name="identities")
         group.create_task(self.notices.watch(self.tasks.records), name="notices")
         return reader.read
 

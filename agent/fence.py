@@ -56,16 +56,16 @@ def kill_unit(unit: str, below: Path = SLICE) -> bool:
 
     Its cgroup is found by its name, one or two slices down (systemd.slice(5)).
     """
-    found = False
+    had_processes = False
     for cgroup in (*below.glob(f"{unit}"), *below.glob(f"*/{unit}")):
         try:
             if "populated 1" in (cgroup / "cgroup.events").read_text():
                 (cgroup / "cgroup.kill").write_text("1")
-                found = True
+                had_processes = True
         except OSError as e:
             if cgroup.exists():
                 log.error("cannot kill %s: %s", cgroup, e)
-    return found
+    return had_processes
 
 
 def check(folder: Path, now_s: float, kill: Kill = kill_unit) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 GATES = "/sys/fs/bpf/twine-ports"
 """Folder of the BPF programs for ports, with one folder for each set of ports (ADR 0112)."""
-BOUND = ("bind4", "bind6")
+BIND_HOOKS = ("bind4", "bind6")
 """Attachment points of these programs: `bind` of an IPv4 and of an IPv6 socket."""
 _NAME_MAX = 64
 TUNNEL = "twine6"

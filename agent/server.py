@@ -115,7 +115,7 @@ class ImageHandlers(_Handlers):
     async def delete_image(self, call: Call) -> api.Ack:
         """Remove an image that no task uses."""
         services = self._ready
-        await services.images.delete(digest_of(call), services.tasks.using)
+        await services.images.delete(digest_of(call), services.tasks.tasks_using)
         return api.Ack(detail="deleted")
 
 
@@ -232,7 +232,7 @@ class HostHandlers(_Handlers):
 
     async def get_accounts(self, _: Call) -> Accounts:
         """Compare the objects on the host with the records."""
-        return Accounts(accounts=await self._ready.accounts.look())
+        return Accounts(accounts=await self._ready.accounts.inspect())
 
     async def repair_accounts(self, _: Call) -> Accounts:
         """Repair what differs between objects and records."""
@@ -348,7 +348,7 @@ async def _or_not_found(lines: AsyncIterator[bytes], task_id: str) -> AsyncItera
 
 
 def _with_users(s: AgentServices, info: api.ImageInfo) -> api.ImageInfo:
-    return msgspec.structs.replace(info, tasks=s.tasks.using(info.digest))
+    return msgspec.structs.replace(info, tasks=s.tasks.tasks_using(info.digest))
 
 
 async def _fetch_in_background(s: AgentServices, reference: str) -> None:

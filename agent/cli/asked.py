@@ -14,7 +14,7 @@ from wire.toml_limits import parse_toml
 from wire.written import WRITTEN, plain
 
 
-def combined(given: dict[str, Any]) -> dict[str, Any]:
+def task_document(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options and the file as plain values; the file takes precedence."""
     limits = {"memory_max_bytes": int(given["memory"]), "cpu_max_cores": given["cores"]}
     wanted: dict[str, Any] = {
@@ -57,10 +57,10 @@ def _network(given: dict[str, Any]) -> dict[str, Any]:
         "allow_from": list(given["allow_from"]),
         "unix_sockets": given["unix_sockets"],
     }
-    found = {name: value for name, value in asked.items() if value}
+    settings = {name: value for name, value in asked.items() if value}
     if given["egress_mbps"] is not None:
-        found["egress_mbps"] = given["egress_mbps"]
-    return found
+        settings["egress_mbps"] = given["egress_mbps"]
+    return settings
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -69,12 +69,12 @@ def _read(path: Path) -> dict[str, Any]:
         document = parse_toml(path.read_text(WRITTEN))
     except (OSError, ValueError) as e:
         raise InvalidInput(f"cannot read {path}: {e}", hint="it must be TOML") from e
-    found = plain(document, api.TaskSpec)
-    assert isinstance(found, dict)
-    return found
+    values = plain(document, api.TaskSpec)
+    assert isinstance(values, dict)
+    return values
 
 
-def checked(document: dict[str, Any]) -> api.TaskSpec:
+def checked_spec(document: dict[str, Any]) -> api.TaskSpec:
     """Return the specification after the same checks as in the server."""
     from wire.routes import decode_json
 

@@ -14,8 +14,8 @@ import click
 
 from agent import api
 from agent.cli import show
-from agent.cli.asked import checked, combined
-from agent.cli.image import image_of
+from agent.cli.asked import checked_spec, task_document
+from agent.cli.image import resolve_image
 from agent.cli.program import call
 from agent.cli.show import output_option
 from agent.cli.waiting import StatusWatch, is_as_requested
@@ -115,15 +115,15 @@ def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **give
 
     Without a command an OCI image runs its own.
     """
-    wait, asked = given["wait"], combined(given) | {"command": list(command)}
+    wait, asked = given["wait"], task_document(given) | {"command": list(command)}
 
     async def start(client: AgentClient) -> tuple[api.TaskStatus, bool]:
-        image = await image_of(client, given["image"])
+        image = await resolve_image(client, given["image"])
         watch = StatusWatch(client)
         before = await watch.begin(name)
         latest = 0 if before is None else before.generation  # the clock may have been set back
         asked["generation"] = max(time.time_ns() // 1_000_000, latest + 1)
-        spec = checked(asked | {"image": image})
+        spec = checked_spec(asked | {"image": image})
         status = await client.put_task(name, spec)
         if not wait:
             return status, True

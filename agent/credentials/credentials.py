@@ -59,8 +59,8 @@ class CredentialHolder(TaskStage):
         self._file = MemoryFile("credentials")
         try:
             if data := self._file.read():
-                found = msgspec.msgpack.decode(data, type=list[_StoredCredential])
-                self._held = {(h.entitlement, h.name): h for h in found}
+                stored = msgspec.msgpack.decode(data, type=list[_StoredCredential])
+                self._held = {(h.entitlement, h.name): h for h in stored}
             self._path.unlink(missing_ok=True)
             before = os.umask(0o177)
             try:

@@ -35,16 +35,16 @@ def check_raw(peer: Peer, task_id: str, spec: TaskSpec) -> None:
     Members of the socket's group are not root. The control plane checks its own callers
     (docs/adr/0092). Each use is logged in this host's journal.
     """
-    found = [name for name in _ROOT_ONLY if name in spec.relaxations]
-    if not found:
+    privileged = [name for name in _ROOT_ONLY if name in spec.relaxations]
+    if not privileged:
         return
     if peer.role == "local" and peer.name != "local:0":
         raise Forbidden(
-            f"task {task_id} {_ROOT_ONLY[found[0]]} (`{found[0]}`): only root may request "
-            "that on this socket",
+            f"task {task_id} {_ROOT_ONLY[privileged[0]]} (`{privileged[0]}`): only root may "
+            "request that on this socket",
             hint="request other relaxations (docs/security.md), or call as root",
         )
-    if Relaxation.RAW in found:
+    if Relaxation.RAW in privileged:
         log.warning("a task without a sandbox", extra={"task": task_id, "by": peer.name})
 
 
@@ -114,10 +114,10 @@ def authorize_with(
 
 def _is_member(uid: int, gid: int, group: str) -> bool:
     try:
-        found = grp.getgrnam(group)
+        entry = grp.getgrnam(group)
     except KeyError:
         return False
-    return gid == found.gr_gid or uid in map(_uid, found.gr_mem)
+    return gid == entry.gr_gid or uid in map(_uid, entry.gr_mem)
 
 
 def _uid(user: str) -> int | None:

@@ -55,33 +55,33 @@ class HostInspector:
         images: HostImages,
         tasks: TaskQueries,
         machine: HostAccess,
-        room: RetentionLimits,
+        limits: RetentionLimits,
     ) -> None:
         """`folders` are the state folder and the run folder."""
         self._state, self._run = folders
         self._units, self._storage, self._lanes = host.units, host.storage, capacity.lanes
-        self._kept = capacity.volumes
+        self._volumes_of_host = capacity.volumes
         self._networks = networks
         self._images = images
         self._tasks = tasks
         self._machine = machine
-        self._room = room
+        self._limits = limits
         self._ages = ImageAges(self._state, machine.boottime_s)
         self.recheck_s = RECHECK_S
         self._collecting = asyncio.Lock()
 
-    async def look(self) -> list[Account]:
+    async def inspect(self) -> list[Account]:
         """Return an account of each object; an error counts only if two inspections found it."""
-        found = account_for(await self._find())
-        if not any(account.wrong for account in found):
-            return found
+        accounts = account_for(await self._inspect_once())
+        if not any(account.wrong for account in accounts):
+            return accounts
         await asyncio.sleep(self.recheck_s)
-        return confirmed(found, account_for(await self._find()))
+        return confirmed(accounts, account_for(await self._inspect_once()))
 
-    async def _find(self) -> FoundOnHost:
+    async def _inspect_once(self) -> FoundOnHost:
         units = await self._units.all("twine-*.service")
         tasks, unreadable = self._tasks.known()
-        seen = await self._lanes.run("btrfs", self._walk)
+        seen = await self._lanes.run("btrfs", self._read_disk)
         again, _ = self._tasks.known()
         observed = await self._lanes.run("files", self._machine.observe, self._state, self._run)
         decisions = await self._lanes.run("btrfs", self._decisions)
@@ -101,7 +101,7 @@ class HostInspector:
             decisions=decisions,
         )
 
-    def _walk(self) -> FoundOnHost:
+    def _read_disk(self) -> FoundOnHost:
         btrfs, state = self._machine.btrfs, self._state
         roots = btrfs.children(state / "tasks")
         images, layers = self._store("images"), self._store("layers")
@@ -133,16 +133,20 @@ class HostInspector:
     def _volumes(self) -> tuple[list[str], list[str], list[str]]:
         """Return the persistent volumes, the scratch volumes, and other files in their folders."""
         state, btrfs = self._state, self._machine.btrfs
-        found: dict[str, list[str]] = {}
+        names_by_folder: dict[str, list[str]] = {}
         others = []
-        for folder in self._kept.folders():
-            found[folder] = btrfs.children(state / folder)
-            names = set(os.listdir(state / folder)).difference(found[folder])
+        for folder in self._volumes_of_host.folders():
+            names_by_folder[folder] = btrfs.children(state / folder)
+            names = set(os.listdir(state / folder)).difference(names_by_folder[folder])
             others += [f"{folder}/{name}" for name in names]
         top = state / "volumes"
         others += [f"volumes/{p.name}" for p in top.iterdir() if not p.is_dir()]
-        scratch = found.pop("scratch")
-        kept = [f"{f}/{n}".removeprefix("volumes/") for f, names in found.items() for n in names]
+        scratch = names_by_folder.pop("scratch")
+        kept = [
+            f"{f}/{n}".removeprefix("volumes/")
+            for f, names in names_by_folder.items()
+            for n in names
+        ]
         return kept, scratch, others
 
     def _store(self, name: str) -> SubvolumeStore:
@@ -158,8 +162,8 @@ class HostInspector:
         """Return the decision of each image and layer by use, age and free space."""
         _, free = self._machine.btrfs.free_bytes(self._state)
         infos = self._images.all()
-        users = {info.digest: self._tasks.using(info.digest) for info in infos}
-        self._ages.settle([digest for digest, tasks in users.items() if tasks])
+        users = {info.digest: self._tasks.tasks_using(info.digest) for info in infos}
+        self._ages.update([digest for digest, tasks in users.items() if tasks])
         uses = [
             ImageUse(
                 digest=info.digest,
@@ -174,7 +178,7 @@ class HostInspector:
             LayerUse(info.chain, self._images.layers.is_held(info.chain))
             for info in self._images.layers.all()
         ]
-        images = decide_images(uses, replace(self._room, free=free), time.time())
+        images = decide_images(uses, replace(self._limits, free=free), time.time())
         found = {("image", digest): decision for digest, decision in images.items()}
         of_layers = decide_layers(layers, uses, images)
         return found | {("layer", chain): decision for chain, decision in of_layers.items()}
@@ -184,13 +188,13 @@ class HostInspector:
         async with self._collecting:
             done = []
             for (kind, name), decision in (await self._removable()).items():
-                if kind == "image" and await self._removed(name, self._delete_image):
+                if kind == "image" and await self._try_remove(name, self._delete_image):
                     done.append(f"image {name} is removed: {decision.why}")
                     crash_point("gc.image-deleted")
             # Decided again: layers of the removed images are removed in the same round, but not
             # layers of an image that began to arrive meanwhile.
             for (kind, name), decision in (await self._removable()).items():
-                if kind == "layer" and await self._removed(name, self._images.layers.discard):
+                if kind == "layer" and await self._try_remove(name, self._images.layers.discard):
                     done.append(f"layer {name} is removed: {decision.why}")
                     crash_point("gc.layer-deleted")
         for line in done:
@@ -199,12 +203,12 @@ class HostInspector:
 
     async def _delete_image(self, digest: str) -> bool:
         try:
-            await self._images.delete(digest, self._tasks.using)
+            await self._images.delete(digest, self._tasks.tasks_using)
         except (Conflict, NotFound):  # another request was faster
             return False
         return True
 
-    async def _removed(self, name: str, remove: Callable[[str], Awaitable[bool]]) -> bool:
+    async def _try_remove(self, name: str, remove: Callable[[str], Awaitable[bool]]) -> bool:
         """Return whether an object was removed; an error of one does not keep the others."""
         try:
             return await remove(name)
@@ -219,14 +223,14 @@ class HostInspector:
     async def repair(self) -> Accounts:
         """Repair errors; return a description of each repair, and the remaining errors."""
         done = []
-        for account in await self.look():
+        for account in await self.inspect():
             if account.wrong:
                 try:
                     if await self._repair(account):
                         done.append(f"{account.kind} {account.name} is removed: {account.why}")
                 except (TwineError, OSError) as e:
                     log.warning("cannot repair", extra={"object": account.name, "why": str(e)})
-        left = [account for account in await self.look() if account.wrong]
+        left = [account for account in await self.inspect() if account.wrong]
         return Accounts(accounts=left, done=done)
 
     async def _repair(self, account: Account) -> bool:
@@ -276,7 +280,7 @@ class ImageAges:
         self._folder, self._file = state / "images", state / "clock"
         self._boottime_s = boottime_s
 
-    def settle(self, in_use: Collection[str]) -> None:
+    def update(self, in_use: Collection[str]) -> None:
         """Record the use of these images; for the others, undo steps of the wall clock.
 
         On a disk that cannot be written the ages stay, and no image can be removed either.
@@ -295,7 +299,7 @@ class ImageAges:
     def _step_s(self, now: float, boot_s: float) -> float:
         """Return by how much the wall clock gained since the last call, 0 if by little or nothing.
 
-        After a reboot the time in which the host was off is a part of it.
+        After a reboot this includes the time for which the host was off.
         """
         try:
             wall, boot = map(float, self._file.read_text().split())

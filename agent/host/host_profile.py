@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 UNIT = "twine-sidekick.service"
 LANE = "profile"
-DELIVERED = "profiles"
+DELIVERED_PROFILES = "profiles"
 """Folder in sidekick's state with profiles whose text came with a request."""
 SWITCH_TIMEOUT_S = 600.0
 """A switch with hugepages took 244 s at the 90th percentile (paper, Figure 17)."""
@@ -39,7 +39,7 @@ a listing of three folders. `sidekick-verify.timer` makes a report every two min
 RETRY_S = 1.0
 """Pause after a systemd that did not answer at the agent's start."""
 _SETTLED_S = 2.0
-"""Age in s from which an unchanged mtime proves an unchanged file: its resolution is coarse."""
+"""From this age in s an unchanged mtime proves an unchanged file, because mtime is coarse."""
 
 
 class HostProfile:
@@ -70,7 +70,7 @@ class HostProfile:
         self._lanes = lanes
         self._sidekick = sidekick
         self._state = state
-        self._read: tuple[tuple[int, ...], ProfileStatus] | None = None
+        self._cached_report: tuple[tuple[int, ...], ProfileStatus] | None = None
         """The last report that was read, and its file: inode, size, time."""
         self._requested: ProfileSpec | None = None
         self._pending = False
@@ -117,18 +117,18 @@ class HostProfile:
         """Return the content of a report; it is read again only if its stat has changed."""
         at = path.stat()
         which = (at.st_ino, at.st_size, at.st_mtime_ns)
-        if self._read is not None and self._read[0] == which:
-            return self._read[1]
+        if self._cached_report is not None and self._cached_report[0] == which:
+            return self._cached_report[1]
         report = msgspec.json.decode(path.read_bytes(), type=ProfileStatus)
         settled = time.time() - at.st_mtime > _SETTLED_S
-        self._read = (which, report) if settled else None
+        self._cached_report = (which, report) if settled else None
         return report
 
     async def ask(self, spec: ProfileSpec, latest_epoch: int | None = None) -> bool:
         """Accept a request; return whether there is anything to `apply`.
 
-        Raises `Conflict` for a request that is too old. `latest_epoch` is that of the control
-        plane; a profile in force with a later epoch is replaced (BUG-HT25).
+        Raises `Conflict` for a request that is too old. `latest_epoch` is the latest epoch of the
+        control plane; a profile in force with a later epoch is replaced (BUG-HT25).
         """
         current = await self.status()
         is_repair = latest_epoch is not None and current.epoch > latest_epoch
@@ -145,9 +145,9 @@ class HostProfile:
         self._requested, self._failure, self._pending = spec, "", True
         return True
 
-    def _deliver(self, spec: ProfileSpec) -> None:
+    def _store_text(self, spec: ProfileSpec) -> None:
         """Write the text of a profile to sidekick's folder for delivered profiles."""
-        path, data = self._state / DELIVERED / f"{spec.name}.toml", spec.text.encode()
+        path, data = self._state / DELIVERED_PROFILES / f"{spec.name}.toml", spec.text.encode()
         try:
             if path.is_file() and path.read_bytes() == data:
                 return
@@ -231,7 +231,7 @@ class HostProfile:
 
     async def _run(self, spec: ProfileSpec) -> None:
         if spec.text:
-            await self._lanes.run(LANE, self._deliver, spec)
+            await self._lanes.run(LANE, self._store_text, spec)
         command = [
             str(self._sidekick),
             "apply-profile",

@@ -84,10 +84,10 @@ class OutputPipes(TaskStage):
             self._wake()
 
     def _remove(self, task_id: str) -> None:
-        found = list(self._folder.glob(f"*/{task_id}"))
-        for path in found:
+        pipes = list(self._folder.glob(f"*/{task_id}"))
+        for path in pipes:
             path.unlink(missing_ok=True)
-        if found:
+        if pipes:
             self._wake()
 
     def _wake(self) -> None:

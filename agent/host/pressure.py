@@ -15,7 +15,7 @@ from agent.host.core.pressure import (
     TaskMemory,
     at_own_limits,
     is_low,
-    seen_full,
+    recently_full,
     starts_at_once,
     victim,
     watched,
@@ -42,7 +42,7 @@ TASKS_SLICE = "/workload.slice"
 
 
 class Pressure:
-    """Checks the host's pressure periodically and acts on it; see `look`."""
+    """Checks the host's pressure periodically and acts on it; see `check`."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Pressure:
         while True:
             await self._pause()
             try:
-                await self.look()
+                await self.check()
             except (TwineError, OSError) as e:
                 log.warning("cannot read the host's pressure", extra={"why": str(e)})
 
@@ -82,7 +82,7 @@ class Pressure:
         else:
             await self._idle_pause.until_round(IDLE_CHECK_S)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Limit how many tasks may start by the pressure; evict a task if memory stays short."""
         # Read in the event loop: files of the kernel do not wait for a disk, and switching to a
         # thread costs more than reading them.
@@ -90,7 +90,7 @@ class Pressure:
         self._starts.allow(starts_at_once(self._cpus, waits))
         now_s = self._boottime_s()
         loads = await self._loads() if waits.tasks >= LOW_PRESSURE else []
-        self._full = seen_full(self._full, loads, now_s)
+        self._full = recently_full(self._full, loads, now_s)
         own = at_own_limits(loads, self._full) if waits.tasks >= SHORT else []
         if own and own != self._own:
             why = f"only tasks at their own limits are stalled by it: {', '.join(own)}"
@@ -114,8 +114,8 @@ class Pressure:
 
     def _read(self) -> HostPressure:
         return HostPressure(
-            agent=self._cgroups.pressure(AGENT_SLICE, "cpu", whole=False),
-            tasks=self._cgroups.pressure(TASKS_SLICE, "memory", whole=True),
+            agent=self._cgroups.pressure(AGENT_SLICE, "cpu", full=False),
+            tasks=self._cgroups.pressure(TASKS_SLICE, "memory", full=True),
         )
 
     async def _loads(self) -> list[TaskMemory]:

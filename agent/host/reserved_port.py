@@ -1,7 +1,7 @@
 """Reserves the agent's port while no agent runs (BUG-AG10).
 
 A second socket is bound to the port and does not listen. systemd keeps it between two runs of the
-agent (file descriptor store), so no other program can bind the port meanwhile. The kernel refuses
+agent (file descriptor store). So no other program can bind the port meanwhile. The kernel refuses
 callers at once, which shows the control plane that the host is alive (docs/adr/0040). A socket unit
 would make callers wait, and silence means a dead host.
 """
@@ -53,14 +53,14 @@ def _bound_socket(family: socket.AddressFamily, address: tuple[str, int]) -> soc
 
     With SO_REUSEPORT sockets of one user share a port, with SO_REUSEADDR of any user (socket(7)).
     """
-    found = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             with suppress(OSError):
-                found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        found.bind(address)
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(address)
     except BaseException:
-        found.close()
+        sock.close()
         raise
-    return found
+    return sock

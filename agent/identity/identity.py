@@ -97,7 +97,7 @@ class HostIdentity:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "identity.json"
-        self._second = folder / "second-host"
+        self._clone_file = folder / "second-host"
         self._last_senders = folder / LAST_TERM, folder / LAST_OWNERS
         self.boot_id = ""
         self._clock = clock
@@ -184,8 +184,8 @@ class HostIdentity:
         """
         async with self._renewing:
             known = self._credential().ca_pem
-            found = await self._renew_once()
-            return found if self._credential().ca_pem == known else await self._renew_once()
+            identity = await self._renew_once()
+            return identity if self._credential().ca_pem == known else await self._renew_once()
 
     async def renew_when_asked(self) -> None:
         """Renew now, because the authority will change; log a failure, the caller asks again."""
@@ -232,18 +232,18 @@ class HostIdentity:
     def read_clone_reason(self) -> str:
         """Return the stored reason why this host is a clone; empty: it is not."""
         try:
-            return self._second.read_text(errors="replace")
+            return self._clone_file.read_text(errors="replace")
         except FileNotFoundError:
             return ""
         except OSError as e:
-            raise ConfigError(f"cannot read {self._second}: {e.strerror}") from e
+            raise ConfigError(f"cannot read {self._clone_file}: {e.strerror}") from e
 
     def store_clone_reason(self, why: str) -> None:
         """Store why this host is a clone; an empty reason removes the file."""
         if why:
-            durable.write(self._second, why.encode())
+            durable.write(self._clone_file, why.encode())
         else:
-            self._second.unlink(missing_ok=True)
+            self._clone_file.unlink(missing_ok=True)
 
     async def show_presence(self, presence: Presence) -> PresenceAnswer:
         """Ask the control plane whether this host is a clone."""
@@ -289,10 +289,10 @@ class HostIdentity:
             )
         async with WireClient(invitation.url, tls.unverified_context()) as client:
             answer = await client.call(_ROUTE["get_authority"])
-        found = pins.ca_hash(answer.ca_pem)
-        if not hmac.compare_digest(found, invitation.ca_hash):
+        ca_hash = pins.ca_hash(answer.ca_pem)
+        if not hmac.compare_digest(ca_hash, invitation.ca_hash):
             raise Forbidden(
-                f"the authority of {invitation.url} is {found}, not "
+                f"the authority of {invitation.url} is {ca_hash}, not "
                 f"{invitation.ca_hash}: the token was not sent",
                 hint="compare the pin with `twinectl token create`; if it is right, another "
                 "server answers between this host and the control plane",

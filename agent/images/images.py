@@ -28,12 +28,12 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from agent.api import ImageFormat, ImageInfo, pull_event_text
-from agent.images.core.oci import place_of
+from agent.images.core.oci import location_of
 from agent.images.core.unpack import drop_setuid_properties, unpack_properties
 from agent.images.imports import RunningImports
 from agent.images.layers import Hold, Layers
-from agent.images.oci import AssembledImage, Oci, Registries
-from agent.images.published import Published, hex_of, listed, remove_leftover
+from agent.images.oci import AssembledImage, OciImages, Registries
+from agent.images.published import Published, digits_of, paths_in, remove_leftover
 from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs, Processes
 from agent.runtime.crashpoints import crash_point
@@ -81,7 +81,7 @@ class HostImages:
         self._staging.mkdir(parents=True, exist_ok=True)
         self._sandbox = Sandbox(self._staging, btrfs, units, processes, lanes)
         self.layers = Layers(state, btrfs, self._sandbox, lanes)
-        self._oci = Oci(state, btrfs, self._sandbox, self.layers, lanes, events, registries)
+        self._oci = OciImages(state, btrfs, self._sandbox, self.layers, lanes, events, registries)
 
     async def tidy(self) -> bool:
         """Remove leftovers of interrupted transfers; no transfer may run.
@@ -104,7 +104,7 @@ class HostImages:
             return await self.tidy()
 
     def _tidy(self) -> None:
-        for path in listed(self._staging):
+        for path in paths_in(self._staging):
             remove_leftover(self._btrfs, path)
         self._published.tidy()
         self.layers.published.tidy()
@@ -232,7 +232,7 @@ class HostImages:
         if format_ is not ImageFormat.BTRFS:  # for an archive without an entry for its top
             await self._lanes.run("btrfs", os.chmod, target, 0o755)
         unit = f"twine-unpack-{target.name[:12]}.service"
-        mount = str(await self._lanes.run("btrfs", self._btrfs.top, target.parent))
+        mount = str(await self._lanes.run("btrfs", self._btrfs.containing_subvolume, target.parent))
         properties = unpack_properties(str(stream), str(target), format_, mount)
         what = f"image {digest} cannot be unpacked as {format_}"
         await self._sandbox.run(unit, properties, what)
@@ -247,15 +247,15 @@ class HostImages:
 
     def _staged(self, digest: str) -> Path:
         """Return the subvolume of an image while it is being unpacked."""
-        return self._staging / hex_of(digest)
+        return self._staging / digits_of(digest)
 
     def _stream(self, digest: str) -> Path:
         """Return the file with the received part of a stream."""
-        return self._staging / f"{hex_of(digest)}.stream"
+        return self._staging / f"{digits_of(digest)}.stream"
 
     def _tree(self, digest: str) -> Path:
         """Return the subvolume to which the layers of an OCI image are applied."""
-        return self._staging / f"{hex_of(digest)}.tree"
+        return self._staging / f"{digits_of(digest)}.tree"
 
     def _open_received(self, digest: str) -> str:
         staged = self._staged(digest)
@@ -278,7 +278,7 @@ class HostImages:
 
     async def _pull(self, reference: str) -> ImageInfo:
         async with self._import(reference) as hold, self._oci.lock(reference):
-            if info := await self.find_and_touch(place_of(reference).digest):
+            if info := await self.find_and_touch(location_of(reference).digest):
                 return info
             place, data = await self._oci.resolve(reference)
             self._events.add("image", place.digest, pull_event_text(reference))

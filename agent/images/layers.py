@@ -23,7 +23,7 @@ import msgspec
 
 from agent.images.core.oci import Layer
 from agent.images.core.unpack import UNPACK_TIMEOUT_S, layer_properties
-from agent.images.published import Published, hex_of
+from agent.images.published import Published, digits_of
 from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs
 from agent.runtime.crashpoints import crash_point
@@ -88,7 +88,7 @@ class Layers:
         """Return all layers, the oldest first."""
         return sorted(self.published.all(), key=lambda f: (f.created_at, f.chain))
 
-    def known(self, blobs: Iterable[str]) -> list[str]:
+    def present_chains(self, blobs: Iterable[str]) -> list[str]:
         """Return the chains of an image's compressed layers that the host has, from the lowest."""
         chains = {(info.below, info.blob): info.chain for info in self.all()}
         below, found = "", []
@@ -101,26 +101,26 @@ class Layers:
 
     @asynccontextmanager
     async def fetch_turn(
-        self, blobs: Sequence[str], waits: Callable[[int], None]
+        self, blobs: Sequence[str], on_wait: Callable[[int], None]
     ) -> AsyncIterator[list[str]]:
         """Wait until no other image fetches the lowest missing layer of this image.
 
         Yields the chains that the host has then. If several images on one base are pulled at once,
-        only the first pull fetches it (docs/adr/0124). `waits` is called with the number of the
+        only the first pull fetches it (docs/adr/0124). `on_wait` is called with the number of the
         layer for which this pull waits.
         """
-        while len(present := self.known(blobs)) < len(blobs):
+        while len(present := self.present_chains(blobs)) < len(blobs):
             missing = (present[-1] if present else "", blobs[len(present)])
             lock = self._fetching.setdefault(missing, asyncio.Lock())
             if lock.locked():
-                waits(len(present) + 1)
+                on_wait(len(present) + 1)
             async with lock:
-                if self.known(blobs) == present:
+                if self.present_chains(blobs) == present:
                     yield present
                     return
         yield present
 
-    async def stack(
+    async def apply_missing(
         self, layers: Sequence[Layer], layout: Path, tree: Path, report: Callable[[int], None]
     ) -> None:
         """Make all layers of an image, and make `tree` equal to the topmost one.
@@ -130,7 +130,7 @@ class Layers:
         removed before a flush is never written. `report` is called with the number of each layer.
         """
         at: str | None = None
-        applying: _Applying | None = None
+        applying: _LayerProcess | None = None
         try:
             for number, layer in enumerate(layers, start=1):
                 async with self._locks.setdefault(layer.chain, asyncio.Lock()):
@@ -139,8 +139,8 @@ class Layers:
                     if applying is None or at != layer.below:
                         if applying is not None:
                             await applying.close()
-                        await self._lanes.run("btrfs", self._begin, layer.below, tree)
-                        applying = _Applying(self._sandbox, layers[number - 1 :], layout, tree)
+                        await self._lanes.run("btrfs", self._start_tree, layer.below, tree)
+                        applying = _LayerProcess(self._sandbox, layers[number - 1 :], layout, tree)
                     crash_point("pull.layer-begun")
                     await applying.next()
                     crash_point("pull.layer-applied")
@@ -154,9 +154,9 @@ class Layers:
             if applying is not None:
                 await applying.close()
         if at != layers[-1].chain:
-            await self._lanes.run("btrfs", self._begin, layers[-1].chain, tree)
+            await self._lanes.run("btrfs", self._start_tree, layers[-1].chain, tree)
 
-    def _begin(self, below: str, tree: Path) -> None:
+    def _start_tree(self, below: str, tree: Path) -> None:
         self._btrfs.delete(tree)
         if below:
             self._btrfs.snapshot(self.published.path(below), tree)
@@ -196,7 +196,7 @@ class Layers:
         return True
 
 
-class _Applying:
+class _LayerProcess:
     """One process that applies layers to a tree, in order, and waits for a request before each."""
 
     def __init__(self, sandbox: Sandbox, layers: Sequence[Layer], layout: Path, tree: Path) -> None:
@@ -215,7 +215,7 @@ class _Applying:
         self._loop.add_reader(self._ends[1], self._read_reports)
         names = str(self._pipes[0]), str(self._pipes[1])
         properties = layer_properties(sys.executable, str(layout), layers, str(tree), names)
-        unit = f"twine-unpack-{hex_of(layers[0].chain)[:12]}.service"
+        unit = f"twine-unpack-{digits_of(layers[0].chain)[:12]}.service"
         longest_s = UNPACK_TIMEOUT_S * len(layers)
         self._running = asyncio.ensure_future(
             sandbox.run(unit, properties, self._refusal, timeout_s=longest_s)

@@ -41,7 +41,7 @@ from agent.images.core.oci import (
     choose,
     digest_of,
     is_index,
-    place_of,
+    location_of,
     read_config,
     read_manifest,
 )
@@ -49,7 +49,7 @@ from agent.images.core.unpack import fetch_properties
 from agent.images.layers import Hold, Layers
 from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs
-from agent.machine.beneath import ensure_folder, find_place, read_file
+from agent.machine.beneath import ensure_folder, read_file, resolve_path
 from agent.machine.hardware import read_x86_level
 from agent.machine.kernelfs import KernelFs
 from agent.runtime.crashpoints import crash_point
@@ -77,7 +77,7 @@ class AssembledImage:
     config: OciConfig
 
 
-class Oci:
+class OciImages:
     """Brings the layers of images to this machine."""
 
     def __init__(
@@ -108,14 +108,14 @@ class Oci:
 
     async def resolve(self, reference: str) -> tuple[ImageLocation, bytes]:
         """Return the location of an image, with its digest, and its manifest for this processor."""
-        place = place_of(reference)
-        data = await self._manifest(place.name, place.digest)
+        location = location_of(reference)
+        data = await self._manifest(location.name, location.digest)
         if is_index(data):
             chosen = choose(data, self._processor)
-            place = place_of(f"{place.repository}@{chosen}")
-            data = await self._manifest(place.name, chosen)
+            location = location_of(f"{location.repository}@{chosen}")
+            data = await self._manifest(location.name, chosen)
         crash_point("pull.resolved")
-        return ImageLocation(place.repository, place.tag, digest_of(data)), data
+        return ImageLocation(location.repository, location.tag, digest_of(data)), data
 
     async def _manifest(self, name: str, digest: str) -> bytes:
         key = _key(name)
@@ -137,24 +137,26 @@ class Oci:
         return data
 
     async def fetch(
-        self, place: ImageLocation, data: bytes, tree: Path, hold: Hold
+        self, location: ImageLocation, data: bytes, tree: Path, hold: Hold
     ) -> AssembledImage:
         """Fetch the missing layers of an image, and make `tree` equal to its topmost layer.
 
         Present layers are held before the fetch begins, and are not fetched.
         """
-        manifest = read_manifest(data, place.digest)
+        manifest = read_manifest(data, location.digest)
 
-        def waits(number: int) -> None:
+        def report_wait(number: int) -> None:
             of = f"layer {number} of {len(manifest.layers)}"
             self._events.add(
                 "image", manifest.digest, f"waiting for {of}: another image fetches it"
             )
 
         blobs = [blob.digest for blob in manifest.layers]
-        async with self._layers.fetch_turn(blobs, waits) as present:
+        async with self._layers.fetch_turn(blobs, report_wait) as present:
             hold(present)
-            return await self._fetch(place.at(manifest.digest), manifest, len(present), tree, hold)
+            return await self._fetch(
+                location.at(manifest.digest), manifest, len(present), tree, hold
+            )
 
     async def _fetch(
         self, name: str, manifest: Manifest, present: int, tree: Path, hold: Hold
@@ -178,11 +180,11 @@ class Oci:
 
     async def assemble(self, layout: Path, tree: Path, hold: Hold) -> AssembledImage:
         """Make `tree` equal to the only image of a complete layout."""
-        data = await self._lanes.run("files", _document, layout, "index.json")
+        data = await self._lanes.run("files", _read_document, layout, "index.json")
         seen = 0
         while is_index(data):
             digest = choose(data, self._processor)
-            data = await self._lanes.run("files", _document, layout, Blob(digest, 0).path)
+            data = await self._lanes.run("files", _read_document, layout, Blob(digest, 0).path)
             if digest_of(data) != digest:
                 raise Unprocessable(f"the manifest {digest} has digest {digest_of(data)}")
             if (seen := seen + 1) > 3:
@@ -192,7 +194,7 @@ class Oci:
     async def _assemble(
         self, manifest: Manifest, layout: Path, tree: Path, hold: Hold
     ) -> AssembledImage:
-        data = await self._lanes.run("files", _document, layout, manifest.config.path)
+        data = await self._lanes.run("files", _read_document, layout, manifest.config.path)
         layers, config = read_config(data, manifest, self._processor)
 
         def report(number: int) -> None:
@@ -200,9 +202,9 @@ class Oci:
             self._events.add("image", manifest.digest, event)
 
         hold(layer.chain for layer in layers)
-        await self._layers.stack(layers, layout, tree, report)
+        await self._layers.apply_missing(layers, layout, tree, report)
         config = await self._lanes.run("files", _with_user, config, tree)
-        await self._lanes.run("files", _with_working_dir, config, tree)
+        await self._lanes.run("files", _ensure_working_dir, config, tree)
         crash_point("pull.assembled")
         return AssembledImage(manifest, tuple(layers), config)
 
@@ -279,11 +281,11 @@ def _with_user(config: OciConfig, tree: Path) -> OciConfig:
     """Return the configuration with its user resolved by the lists in the image's tree."""
     if not names_user(config.user):
         return config
-    users, groups = (_read_list(tree, place) for place in LISTS)
+    users, groups = (_read_list(tree, path) for path in LISTS)
     return replace(config, runs_as=resolve(config.user, users, groups))
 
 
-def _with_working_dir(config: OciConfig, tree: Path) -> None:
+def _ensure_working_dir(config: OciConfig, tree: Path) -> None:
     """Make the image's working directory if no layer has it, as container engines do."""
     try:
         ensure_folder(str(tree), config.working_dir)
@@ -294,9 +296,9 @@ def _with_working_dir(config: OciConfig, tree: Path) -> None:
         ) from e
 
 
-def _read_list(tree: Path, place: str) -> ListedUsers:
+def _read_list(tree: Path, path: str) -> ListedUsers:
     try:
-        really = find_place(str(tree), place)
+        really = resolve_path(str(tree), path)
         if not is_plain(really):
             raise OSError(errno.EINVAL, "a link has a target that is not plain text")
         return ListedUsers(really, read_file(str(tree), really, LIST_MAX_BYTES))
@@ -304,12 +306,12 @@ def _read_list(tree: Path, place: str) -> ListedUsers:
         return ListedUsers()
     except OSError as e:
         raise Unprocessable(
-            f"the image names a user, and its /{place} cannot be read: {e.strerror}",
+            f"the image names a user, and its /{path} cannot be read: {e.strerror}",
             hint=f"it must be a file of at most {LIST_MAX_BYTES >> 20} MiB",
         ) from e
 
 
-def _document(layout: Path, path: str) -> bytes:
+def _read_document(layout: Path, path: str) -> bytes:
     try:
         return read_file(str(layout), path, DOCUMENT_MAX_BYTES)
     except OSError as e:

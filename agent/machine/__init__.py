@@ -193,7 +193,7 @@ class Btrfs(Protocol):
     def free_bytes(self, path: Path) -> tuple[int, int]:
         """Return size and free space of the file system."""
 
-    def top(self, path: Path) -> Path:
+    def containing_subvolume(self, path: Path) -> Path:
         """Return the subvolume that a path lies in."""
 
     def exclusive_bytes(self, path: Path) -> int | None:
@@ -211,7 +211,7 @@ class Btrfs(Protocol):
     def limit(self, path: Path, max_bytes: int | None) -> None:
         """Limit the bytes in a subvolume; None: no limit. Quotas must be on."""
 
-    def room(self, path: Path) -> Space | None:
+    def usage(self, path: Path) -> Space | None:
         """Return used space and limit of a subvolume, None if quotas are off."""
 
     def sync(self, path: Path) -> None:
@@ -301,9 +301,9 @@ class Cgroups(Protocol):
     def read(self, group: str) -> Usage | None:
         """Return the use of a cgroup (path below the root), None if there is no such cgroup."""
 
-    def pressure(self, group: str, resource: str, *, whole: bool) -> float:
+    def pressure(self, group: str, resource: str, *, full: bool) -> float:
         """Return the share of the last 10 s in which some process of a cgroup waited for `cpu`,
-        `memory` or `io`; with `whole`, in which all waited. 0 if the kernel does not report it.
+        `memory` or `io`; with `full`, in which all waited. 0 if the kernel does not report it.
         """
 
     def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
@@ -318,7 +318,7 @@ class Cgroups(Protocol):
         """
 
 
-class Observed(msgspec.Struct, frozen=True):
+class KernelObjects(msgspec.Struct, frozen=True):
     """Kernel objects of Twine, except units and subvolumes (`census`)."""
 
     cgroups: tuple[str, ...] = ()
@@ -382,5 +382,5 @@ class HostAccess(msgspec.Struct, frozen=True, kw_only=True):
     """Returns whether the host has an executable program at a path."""
     host_text: Callable[[str], str]
     """Returns a file of the host's configuration, empty if there is none."""
-    observe: Callable[[Path, Path], Observed]
+    observe: Callable[[Path, Path], KernelObjects]
     """Returns the kernel objects of Twine, given the state folder and the run folder."""

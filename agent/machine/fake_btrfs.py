@@ -104,7 +104,7 @@ class FakeBtrfs:
             raise BtrfsError(f"cannot read the free space at {path}: {os.strerror(errno.ENOENT)}")
         return self.size_bytes, self.available_bytes
 
-    def top(self, path: Path) -> Path:
+    def containing_subvolume(self, path: Path) -> Path:
         """Return the subvolume that a path lies in; the top folder of the file system is one."""
         for folder in (path, *path.parents):
             if folder == self.root or self._find(folder):
@@ -137,7 +137,7 @@ class FakeBtrfs:
             raise BtrfsError(f"{attempt}: {os.strerror(errno.ENOTCONN)}")
         record.max_bytes = max_bytes
 
-    def room(self, path: Path) -> Space | None:
+    def usage(self, path: Path) -> Space | None:
         """Return the size of its files, and the limit."""
         record = self._get(path, f"cannot read the quota of {path}")
         if self.counts is QuotaMode.OFF:

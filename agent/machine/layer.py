@@ -103,9 +103,9 @@ def apply(
     """
     fd = open_file(folder, blob)
     with os.fdopen(fd, "rb") as file:
-        found = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-        if found != digest:
-            raise Unprocessable(f"the layer has digest {found}, not {digest}")
+        actual = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        if actual != digest:
+            raise Unprocessable(f"the layer has digest {actual}, not {digest}")
         file.seek(0)
         with uncompressed(file, compression) as plain:
             hashing = Hashing(plain)

@@ -23,13 +23,13 @@ from pathlib import Path
 from agent.machine import bpf
 from agent.machine.bpf import BpfCommand
 from agent.machine.descriptors import closing, opened_folder
-from agent.netplan import BOUND, GATES, gate_of
+from agent.netplan import BIND_HOOKS, GATES, gate_of
 from wire.errors import HostError
 
 _PROGRAM = 18
 _ATTACH_TYPE = {"bind4": 8, "bind6": 9}
 _BY_SYSTEMD, _BY_US = "", "-held"
-_WHOLE = frozenset(f"{kind}{half}" for kind in BOUND for half in (_BY_SYSTEMD, _BY_US))
+_WHOLE = frozenset(f"{kind}{half}" for kind in BIND_HOOKS for half in (_BY_SYSTEMD, _BY_US))
 _USER_PORT = 24
 _ALLOW_MULTI = 2
 """Other programs may be attached, too (BPF_F_ALLOW_MULTI): all of them must allow a bind."""
@@ -90,7 +90,7 @@ def make_gates(
 
 def _make(path: Path, ports: Collection[int]) -> None:
     path.mkdir(exist_ok=True)
-    for kind in BOUND:
+    for kind in BIND_HOOKS:
         for half in (_BY_SYSTEMD, _BY_US):
             if (path / f"{kind}{half}").exists():
                 continue
@@ -132,7 +132,7 @@ def attach(cgroup: Path, ports: Collection[int], folder: Path = Path(GATES)) -> 
         return False
     try:
         with opened as fd:
-            for kind in BOUND:
+            for kind in BIND_HOOKS:
                 _attach(fd, kind, folder / gate_of(ports) / f"{kind}{_BY_US}")
     except OSError as e:
         raise HostError(f"cannot restrict {cgroup} to its ports: {e.strerror}") from e
@@ -140,8 +140,8 @@ def attach(cgroup: Path, ports: Collection[int], folder: Path = Path(GATES)) -> 
 
 
 def _attach(cgroup: int, kind: str, pinned: Path) -> None:
-    with closing(bpf.opened(str(pinned))) as fd:
-        (own,) = struct.unpack_from("=4xI", bpf.described(fd, 8))  # type, id
+    with closing(bpf.open_pinned(str(pinned))) as fd:
+        (own,) = struct.unpack_from("=4xI", bpf.object_info(fd, 8))  # type, id
         if own not in attached(cgroup, kind):
             attributes = struct.pack("=4I", cgroup, fd, _ATTACH_TYPE[kind], _ALLOW_MULTI)
             bpf.call(BpfCommand.PROG_ATTACH, attributes)

@@ -1,7 +1,7 @@
 """The private networks of this host's tasks, and the firewall of the host.
 
-The agent stores no networks: they are read from the kernel with every answer. A starting agent
-installs the firewall for the tasks that it finds, and removes networks of unknown tasks.
+The agent stores no networks: each answer of the network program has those of the kernel. A
+starting agent installs the firewall for the known tasks, and removes networks of unknown tasks.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class Networks(TaskStage):
             await self._ask(NetRequest(site=site, remove=names, unlink=links))
 
     async def _find_site(self) -> Site:
-        found = await self._lanes.run(_LANE, self._network.address)
-        return self._site(found)
+        address = await self._lanes.run(_LANE, self._network.address)
+        return self._site(address)
 
     async def _ask(self, ask: NetRequest) -> NetAnswer:
         answer = await self._lanes.run(_LANE, self._network.ask, ask)

@@ -76,7 +76,7 @@ class PortGates:
             known.pop(task_id, None)
         self._pending.discard(task_id)
 
-    async def keep(self) -> None:
+    async def watch(self) -> None:
         """Attach gates to the cgroups of starting tasks until cancelled."""
         while True:
             await self._wake.wait()

@@ -56,7 +56,7 @@ class HugePages(TaskStage):
         self._is_over: Callable[[str], bool] = lambda _: False
         self._lock = asyncio.Lock()
 
-    def follow(
+    def connect(
         self, wanted: Callable[[], dict[str, TaskSpec]], is_over: Callable[[str], bool]
     ) -> None:
         """Set the functions that return the specifications of all wanted tasks, and whether a task
@@ -91,8 +91,8 @@ class HugePages(TaskStage):
     async def ensure(self, task: TaskRecord) -> TaskRecord:
         """Before a task starts, keep all other tasks off the requested pages.
 
-        Raises `HostError` if the machine no longer has enough pages, for instance after a boot, or
-        if other tasks cannot be limited, for instance because they use some.
+        Raises `HostError` if the machine no longer has enough pages, for instance after a boot.
+        Raises it also if other tasks cannot be limited, for instance because they use some.
         """
         if not self._has_no_limits or self._is_requested():
             async with self._lock:

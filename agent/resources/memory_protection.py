@@ -35,7 +35,7 @@ class MemoryProtection(TaskStage):
     """The memory protection of the slices of this machine."""
 
     def __init__(self, units: Units, cgroups: Cgroups, lanes: Lanes, page_bytes: int) -> None:
-        """Protect nothing until `follow` is called."""
+        """Protect nothing until `connect` is called."""
         self._units, self._cgroups, self._lanes = units, cgroups, lanes
         self._page_bytes = page_bytes
         self._specs: Callable[[], Mapping[str, TaskSpec]] = dict
@@ -43,18 +43,18 @@ class MemoryProtection(TaskStage):
         """Protection that this agent confirmed last; None: none yet."""
         self._lock = asyncio.Lock()
 
-    def follow(self, specs: Callable[[], Mapping[str, TaskSpec]]) -> None:
+    def connect(self, specs: Callable[[], Mapping[str, TaskSpec]]) -> None:
         """Set the function that returns the specifications of all tasks that are not over."""
         self._specs = specs
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
         """Return once the slices protect all memory that tasks were promised."""
-        await self._hold()
+        await self._protect()
         return task
 
     resize = ensure
 
-    async def _hold(self) -> None:
+    async def _protect(self) -> None:
         """Set the protection of all slices; raises `HostError` if it is not in force afterwards."""
         if self._in_force == protection_of_slices(self._specs().values()):
             return
@@ -76,7 +76,7 @@ class MemoryProtection(TaskStage):
     async def ended(self, task_id: str) -> None:  # noqa: ARG002
         """Release the protection of removed and ended tasks. The next call repeats a failed one."""
         try:
-            await self._hold()
+            await self._protect()
         except TwineError as e:
             log.warning(
                 "memory is still protected for a task that is gone or exceeds its promise",
@@ -89,5 +89,5 @@ class MemoryProtection(TaskStage):
         names = [n for n in self._cgroups.children(TASKS_SLICE) if n.endswith(".slice")]
         groups = {top: TASKS_SLICE} | {name: f"{TASKS_SLICE}/{name}" for name in names}
         wanted = list(PROTECTION_FILES.values())
-        found = {name: self._cgroups.values(group, wanted) for name, group in groups.items()}
-        return {name: values for name, values in found.items() if values}
+        protections = {name: self._cgroups.values(group, wanted) for name, group in groups.items()}
+        return {name: values for name, values in protections.items() if values}

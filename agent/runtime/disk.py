@@ -52,11 +52,11 @@ class StateDisk:
         does. No other reading begins before that.
         """
         try:
-            found, self.is_hung = await self._reading.within(ANSWER_S), False
+            problem, self.is_hung = await self._reading.within(ANSWER_S), False
         except TimeoutError:
-            found = f"the file system of {self._state} does not answer: changes wait for it"
+            problem = f"the file system of {self._state} does not answer: changes wait for it"
             self.is_hung = True
-        before, self.problem = self.problem, found
+        before, self.problem = self.problem, problem
         if _without_sizes(self.problem) == _without_sizes(before):
             return
         if self.problem:
@@ -95,12 +95,12 @@ def _without_sizes(problem: str) -> str:
 
 def _problem(state: Path) -> str:
     try:
-        found = os.statvfs(state)
+        stats = os.statvfs(state)
     except OSError as e:
         return f"the file system of {state} cannot be read: {e.strerror}"
-    if found.f_flag & os.ST_RDONLY:
+    if stats.f_flag & os.ST_RDONLY:
         return f"the file system of {state} is read-only: tasks continue to run, but changes fail"
-    free = found.f_bavail * found.f_frsize
+    free = stats.f_bavail * stats.f_frsize
     if free < FREE_RESERVE_BYTES:
         return (
             f"the file system of {state} has {about_size(free)} left: images are "

@@ -47,23 +47,23 @@ class _Lane:
 
 
 def _run_call(item: _Call) -> None:
-    found, error = None, None
+    result, error = None, None
     try:
-        found = item.call()
+        result = item.call()
     except BaseException as e:  # raised again in the waiting caller
         error = e
     try:
-        item.loop.call_soon_threadsafe(_deliver, item.future, found, error)
+        item.loop.call_soon_threadsafe(_deliver, item.future, result, error)
     except RuntimeError:
         if not item.loop.is_closed():
             raise
 
 
-def _deliver(future: asyncio.Future[Any], found: object, error: BaseException | None) -> None:
+def _deliver(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
     if future.cancelled():
         return
     if error is None:
-        future.set_result(found)
+        future.set_result(result)
     else:
         future.set_exception(error)
 
@@ -80,12 +80,12 @@ class Lanes:
         A call that has started runs to its end, even if the waiting task is cancelled. A call that
         has not started by then is skipped.
         """
-        found = self._lanes.get(lane)
-        if found is None:
-            found = self._lanes[lane] = _Lane(lane)
+        thread = self._lanes.get(lane)
+        if thread is None:
+            thread = self._lanes[lane] = _Lane(lane)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        found.put(_Call(loop, future, lambda: call(*args, **kwargs)))
+        thread.put(_Call(loop, future, lambda: call(*args, **kwargs)))
         return await future
 
     def close(self) -> None:

@@ -140,17 +140,17 @@ class OutputPipe:
         except BlockingIOError:
             return True
         if not data:
-            self.pass_rest(now)
+            self.send_rest(now)
             self._fields = b""  # later output belongs to another run of the task
             return False
-        self._pass(self._lines.add(data, now), now)
+        self._send(self._lines.add(data, now), now)
         return True
 
-    def pass_rest(self, now: float) -> None:
+    def send_rest(self, now: float) -> None:
         """Send the output after the last complete line."""
-        self._pass(self._lines.end(now), now)
+        self._send(self._lines.end(now), now)
 
-    def _pass(self, lines: list[bytes], now: float) -> None:
+    def _send(self, lines: list[bytes], now: float) -> None:
         if lines:
             fields = self._run_fields()
             self.journal.send(self, [entry(fields, line) for line in lines], now)
@@ -248,7 +248,7 @@ class OutputCopier:
     def close(self) -> None:
         """Send incomplete lines and close all pipes; the rest of a line becomes its own entry."""
         for pipe in self._pipes.values():
-            pipe.pass_rest(time.monotonic())
+            pipe.send_rest(time.monotonic())
             os.close(pipe.fd)
         for journal in self._journals.values():
             journal.close()

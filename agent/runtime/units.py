@@ -164,7 +164,7 @@ class Units:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._start_after_earlier(unit, properties, waker)
-                    end = await self._ended(unit, waker)
+                    end = await self._wait_ended(unit, waker)
             except TimeoutError as e:
                 await self.stop(unit)
                 raise SystemdError(f"{unit} did not end within {timeout_s:g} s") from e
@@ -179,7 +179,7 @@ class Units:
         with self.changes(unit, waker):
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._ended(unit, waker)
+                    await self._wait_ended(unit, waker)
             except TimeoutError as e:
                 raise SystemdError(f"{unit} did not end within {timeout_s:g} s") from e
         await self.stop(unit)
@@ -190,7 +190,7 @@ class Units:
         with self.changes(unit, waker):
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._cleared(unit, waker)
+                    await self._wait_cleared(unit, waker)
             except TimeoutError as e:
                 raise SystemdError(f"{unit} still exists after {timeout_s:g} s") from e
 
@@ -201,10 +201,10 @@ class Units:
             try:
                 return await self.start(unit, properties)
             except Conflict:
-                await self._ended(unit, waker)
-                await self._cleared(unit, waker)
+                await self._wait_ended(unit, waker)
+                await self._wait_cleared(unit, waker)
 
-    async def _cleared(self, unit: str, waker: asyncio.Event) -> None:
+    async def _wait_cleared(self, unit: str, waker: asyncio.Event) -> None:
         while True:
             waker.clear()
             if await self.find(unit) is None:
@@ -212,7 +212,7 @@ class Units:
             await self.stop(unit)
             await wait_woken(waker, 0.5)
 
-    async def _ended(self, unit: str, waker: asyncio.Event) -> UnitState | None:
+    async def _wait_ended(self, unit: str, waker: asyncio.Event) -> UnitState | None:
         """Wait for the end of a unit; return how it ended, None if it is gone."""
         while True:
             waker.clear()

@@ -159,7 +159,7 @@ class _Session:
                 )
                 return ExecEnd(problem=Busy(f"the session was ended: {why}").problem())
             end = ending.result()
-            self._streams.opened()
+            self._streams.close_command_ends()
             await self._drain(sending, {receiving, idling})
             return end
         finally:
@@ -203,7 +203,7 @@ class _Session:
             await self._units.kill(self._unit, word.signal)
 
     async def _forward_input(self) -> None:
-        """Pass input to the command as it reads; report bytes read to a client that counts them."""
+        """Pass input to the command as it reads; acknowledge it to a client that counts bytes."""
         while (data := await self._input.get()) is not None:
             await self._streams.write(data)
             total = self._input.took(len(data))
@@ -225,7 +225,9 @@ class _Session:
             await asyncio.sleep(left_s)
 
     async def _wait_for_end(self) -> UnitState:
-        end = await self._units.until_end(self._unit, self._streams.opened, start_s=_START_S)
+        end = await self._units.until_end(
+            self._unit, self._streams.close_command_ends, start_s=_START_S
+        )
         if end is None:
             raise Busy(
                 "the command has ended with its task, which was stopped, restarted or replaced",

@@ -68,7 +68,7 @@ class Inside:
                 await self._units.clear(left.unit, timeout_s=_GRACE_S)
 
     async def unmount_container(self, task: TaskRecord) -> None:
-        """Unmount what a task with its own init has mounted, if its unit could not.
+        """Remove the mounts of a task with its own init, if its unit could not.
 
         Raises `SystemdError`.
         """

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from agent.machine import Processes, UnitState
-from agent.tasks.core.lifecycle import SeenUnit
+from agent.tasks.core.lifecycle import ObservedUnit
 from agent.tasks.core.oomd import (
     end_log_command,
     kill_log_command,
@@ -16,7 +16,7 @@ from agent.tasks.core.oomd import (
     may_be_oomd,
     with_oomd_end,
 )
-from agent.tasks.unit import seen_unit
+from agent.tasks.unit import observed_unit
 from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
@@ -32,13 +32,13 @@ class Oomd:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
 
-    async def seen(self, unit: UnitState, counted_invocation: str) -> SeenUnit:
+    async def observed(self, unit: UnitState, counted_invocation: str) -> ObservedUnit:
         """Return the state of a unit. The end of `counted_invocation` is already recorded."""
-        seen = seen_unit(unit)
-        if not may_be_oomd(seen) or seen.invocation_id == counted_invocation:
-            return seen
+        observed = observed_unit(unit)
+        if not may_be_oomd(observed) or observed.invocation_id == counted_invocation:
+            return observed
         return with_oomd_end(
-            seen, unit.unit, await self._read_log(end_log_command(seen, time.time()))
+            observed, unit.unit, await self._read_log(end_log_command(observed, time.time()))
         )
 
     async def recently_killed(self, within_s: float) -> list[str]:

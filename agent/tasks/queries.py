@@ -71,7 +71,7 @@ class TaskQueries:
         loop = self._loops.get(task_id)
         return None if loop is None else loop.record.spec
 
-    def to_run(self) -> dict[str, TaskSpec]:
+    def active_specs(self) -> dict[str, TaskSpec]:
         """Return the specification of every task that runs or must run."""
         over = {t for t, loop in self._loops.items() if loop.record.state in OVER}
         return {t: spec for t, spec in self.wanted().items() if t not in over}
@@ -114,7 +114,7 @@ class TaskQueries:
         unreadable = [_unreadable_status(t, why) for t, why in self._unreadable.items()]
         return sorted([*known, *unreadable], key=lambda s: s.task_id)
 
-    def using(self, digest: str) -> list[str]:
+    def tasks_using(self, digest: str) -> list[str]:
         """Return the ids of the tasks that run from an image, sorted."""
         created, loops = self._snapshot()
         records = [(t, loop.record) for t, loop in loops.items()]
@@ -131,7 +131,7 @@ class TaskQueries:
     def _others(self, task_id: str) -> dict[str, TaskSpec]:
         return {t: spec for t, spec in self.wanted().items() if t != task_id}
 
-    def _promised(self) -> dict[str, TaskSpec]:
+    def _unfinished_specs(self) -> dict[str, TaskSpec]:
         """Return the specifications of all tasks that are not over."""
         return {t: spec for t, spec in self.specs().items() if not self._is_over(t)}
 

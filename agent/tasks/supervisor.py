@@ -27,7 +27,7 @@ from agent.runtime.units import wait_woken
 from agent.tasks.context import TaskContext
 from agent.tasks.core.health import ProbeVerdict, after_verdict
 from agent.tasks.core.inside import InsideCommand
-from agent.tasks.core.lifecycle import Action, Decision, SeenTask, SeenUnit, decide
+from agent.tasks.core.lifecycle import Action, Decision, ObservedTask, ObservedUnit, decide
 from agent.tasks.core.restarts import after_failure, evicted
 from agent.tasks.core.unit_properties import not_after
 from agent.tasks.probing import Probing
@@ -82,7 +82,7 @@ class TaskLoop:
         self._is_removed = False
         self._durable_on_disk = durable_part(record)
         self._is_new = is_new
-        self._next_seen: SeenTask | None = None
+        self._next_seen: ObservedTask | None = None
         """Observation of the step just made, which the next step uses; None: it observes again."""
         self._hook_invocation = ""  # the run in which the pre-stop hook was last run
         self._group = asyncio.TaskGroup()
@@ -164,19 +164,19 @@ class TaskLoop:
         await self._act(decision, seen)
         return True
 
-    async def _observe(self) -> SeenTask:
+    async def _observe(self) -> ObservedTask:
         known, self._next_seen = self._next_seen, None
         if known is not None:
             return known
         if self._is_new:
             self._is_new = False
-            return self._host.observer.new()
+            return self._host.observer.unstarted()
         return await self._host.observer.observe(self.record)
 
     async def _store(self, before: TaskRecord, task: TaskRecord) -> bool:
         """Store a decision; False if the record has changed and the decision must be made again.
 
-        Only facts that cannot be observed again on the host are written to disk.
+        Only facts that cannot be seen again on the host are written to disk.
         """
         async with self._lock:
             if self.record is not before:
@@ -214,7 +214,7 @@ class TaskLoop:
         for stage in self._host.unit.stages:
             stage.changed(task)
 
-    async def _act(self, decision: Decision, seen: SeenTask) -> None:
+    async def _act(self, decision: Decision, seen: ObservedTask) -> None:
         task = decision.task
         try:
             await self._carry_out(decision, seen)
@@ -233,7 +233,7 @@ class TaskLoop:
             else:
                 await asyncio.sleep(RETRY_S)
 
-    async def _carry_out(self, decision: Decision, seen: SeenTask) -> None:
+    async def _carry_out(self, decision: Decision, seen: ObservedTask) -> None:
         host, task = self._host, decision.task
         match decision.action:
             case Action.PREPARE:
@@ -297,7 +297,7 @@ class TaskLoop:
             self._waker.clear()
             unit = await self._host.units.find(self._unit)
             if unit is not None and unit.active == "active":
-                self._next_seen = self._host.observer.active(unit)
+                self._next_seen = self._host.observer.of_active_unit(unit)
                 return
             if unit is None or unit.active != "activating":
                 break
@@ -333,7 +333,7 @@ class TaskLoop:
     async def _run_stages(
         self, task: TaskRecord, step: Callable[[TaskStage, TaskRecord], Awaitable[TaskRecord]]
     ) -> TaskRecord:
-        """Call `step` for each stage in turn; record at once what a stage chose for the task."""
+        """Call `step` for each stage in turn; record at once the values that a stage chose."""
         for stage in self._host.unit.stages:
             made = await step(stage, task)
             chosen = {
@@ -368,7 +368,7 @@ class TaskLoop:
         await host.inside.stop_init_steps(task.task_id)
         return False
 
-    async def _run_pre_stop_hook(self, task: TaskRecord, unit: SeenUnit) -> None:
+    async def _run_pre_stop_hook(self, task: TaskRecord, unit: ObservedUnit) -> None:
         """Run the pre-stop hook once per run; the stop follows even if the hook fails."""
         if unit.active != "active" or unit.ended or unit.invocation_id == self._hook_invocation:
             return

@@ -73,9 +73,9 @@ class HostTasks(TaskQueries):
         self._tombstones: dict[str, Tombstone] = {}
         self._creating = asyncio.Lock()
         """Held while a task is created, so that tasks are created one after the other."""
-        capacity.cpus.follow(self.wanted)
-        capacity.pages.follow(self.wanted, self._is_over)
-        capacity.memory.follow(self._promised)
+        capacity.cpus.connect(self.wanted)
+        capacity.pages.connect(self.wanted, self._is_over)
+        capacity.memory.connect(self._unfinished_specs)
 
     async def adopt(self, replay: Replay) -> None:
         """Adopt the recorded tasks, which continue to run; remove what belongs to no task."""

@@ -15,15 +15,15 @@ from agent.resources.core.exclusive_cpus import exclusive_cpu_properties
 from agent.runtime.core.records import TaskRecord, has_own_init
 from agent.runtime.stage import TaskStage
 from agent.tasks.core.exits import result_of
-from agent.tasks.core.lifecycle import SeenUnit
+from agent.tasks.core.lifecycle import ObservedUnit
 from agent.tasks.core.own_init import container_unit
 from agent.tasks.core.unit_properties import describe_unit, key_in, unit_properties
 from agent.volumes.core.mounts import mount_properties
 
 
-def seen_unit(unit: UnitState) -> SeenUnit:
+def observed_unit(unit: UnitState) -> ObservedUnit:
     """Return the part of a unit's state that a decision needs."""
-    return SeenUnit(
+    return ObservedUnit(
         active=unit.active,
         sub=unit.sub,
         result=result_of(unit.result, unit.exit_signal),

@@ -23,14 +23,14 @@ class UnitView:
     async def show(self, task: TaskRecord) -> UnitShown:
         """Return all properties of a task's unit, sorted by name."""
         unit, wanted = unit_of(task.task_id), self._unit_of_task(task)
-        found = await self._lanes.run("usage", self._read, unit, sorted(wanted))
+        in_force = await self._lanes.run("usage", self._read, unit, sorted(wanted))
         return UnitShown(
             unit=unit,
             properties=[
                 UnitProperty(
                     name=name,
                     wanted=msgspec.json.encode(wanted[name]).decode()[:_VALUE_MAX],
-                    in_force=found.get(name, "")[:_VALUE_MAX],
+                    in_force=in_force.get(name, "")[:_VALUE_MAX],
                 )
                 for name in sorted(wanted)
             ],
@@ -39,5 +39,5 @@ class UnitView:
     def _read(self, unit: str, names: list[str]) -> dict[str, str]:
         command = ["systemctl", "show", f"--property=LoadState,{','.join(names)}", unit]
         lines = self._processes.run(command, timeout_s=10).stdout.splitlines()
-        found = dict(line.split("=", 1) for line in lines if "=" in line)
-        return found if found.get("LoadState") == "loaded" else {}
+        values = dict(line.split("=", 1) for line in lines if "=" in line)
+        return values if values.get("LoadState") == "loaded" else {}

@@ -86,13 +86,13 @@ class Volumes:
         """Set a limit and read it back from the kernel."""
         if max_bytes is not None:
             self._btrfs.enable_quota(self.state)
-        room = self._btrfs.room(path)
-        if max_bytes == (room.max_bytes if room else None):
+        usage = self._btrfs.usage(path)
+        if max_bytes == (usage.max_bytes if usage else None):
             return
         self._btrfs.limit(path, max_bytes)
-        room = self._btrfs.room(path)
-        if room is None or room.max_bytes != max_bytes:
-            found = None if room is None else room.max_bytes
+        usage = self._btrfs.usage(path)
+        if usage is None or usage.max_bytes != max_bytes:
+            found = None if usage is None else usage.max_bytes
             raise HostError(f"the limit of {path} is {found} and not {max_bytes} bytes")
 
     def drop_scratch(self, task_id: str, spec: TaskSpec | None = None) -> None:
@@ -105,9 +105,9 @@ class Volumes:
     def all(self, users: Users) -> VolumeInfos:
         """Return all volumes and snapshots, sorted by name."""
         used = users()
-        found = [self._info(*one, used) for one in self._each_volume()]
+        volumes = [self._info(*one, used) for one in self._each_volume()]
         return VolumeInfos(
-            volumes=sorted(found, key=lambda v: (v.entitlement, v.name)),
+            volumes=sorted(volumes, key=lambda v: (v.entitlement, v.name)),
             quota=self._btrfs.quota(self.state).value,
         )
 
@@ -126,14 +126,14 @@ class Volumes:
     def _info(
         self, folder: str, name: str, named: VolumeName, used: dict[str, list[str]]
     ) -> VolumeInfo:
-        room = self._btrfs.room(self.state / folder / name)
+        usage = self._btrfs.usage(self.state / folder / name)
         kind = "scratch" if folder == "scratch" else "snapshot" if named.label else "persistent"
         return VolumeInfo(
             entitlement=folder.partition("/")[2],
             name=name,
             kind=kind,
-            used_bytes=None if room is None else room.used_bytes,
-            max_bytes=None if room is None else room.max_bytes,
+            used_bytes=None if usage is None else usage.used_bytes,
+            max_bytes=None if usage is None else usage.max_bytes,
             tasks=used.get(f"{folder}/{name}", []),
         )
 
@@ -173,8 +173,8 @@ class Volumes:
 
 def tasks_by_volume(specs: Mapping[str, TaskSpec]) -> dict[str, list[str]]:
     """Return the tasks that use each volume on disk, by its path below the state folder."""
-    found: dict[str, list[str]] = {}
+    users: dict[str, list[str]] = {}
     for task_id, spec in sorted(specs.items()):
         for place in paths_of(task_id, spec, *KINDS_OF_A_TASK, VolumeKind.SHARED):
-            found.setdefault(place, []).append(task_id)
-    return found
+            users.setdefault(place, []).append(task_id)
+    return users

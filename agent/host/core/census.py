@@ -81,7 +81,7 @@ class FoundOnHost:
     mounts: Collection[str] = ()
     """Mounts below the state folder, by path, without the folder itself."""
     files: Collection[str] = ()
-    """Other names in the state folder and in those of roots, images and layers."""
+    """Unknown files in the state folder and in the folders of roots, images and layers."""
     bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     decisions: Mapping[tuple[str, str], RetentionDecision] = field(default_factory=dict)
     """Decision of retention for each image and layer."""

@@ -23,12 +23,12 @@ PAUSE_S = 30.0
 
 
 FULL = 0.95
-"""Share of its memory limit from which a task is at its limit: the kernel reclaims before 1."""
+"""A task is at its memory limit if it uses this share: the kernel reclaims before it uses all."""
 WAITING = 0.1
 """A task waits for memory if its memory pressure is at least this."""
 FULL_S = 20.0
-"""Seconds for which a task counts as at its limit after the last time. The OOM killer frees memory
-at once, but PSI averages the last ten seconds."""
+"""A task that was at its limit counts as such for this time. The OOM killer frees memory at once,
+but PSI averages the last ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def watched(watch: ShortageWatch, waits: HostPressure, now_s: float) -> tuple[Sh
     return ShortageWatch(watch.checks + 1, watch.evicted_s), False
 
 
-def seen_full(
+def recently_full(
     full: Mapping[str, float], loads: Iterable[TaskMemory], now_s: float
 ) -> dict[str, float]:
     """Return when tasks were last at their limits, in seconds since boot, after one more check."""

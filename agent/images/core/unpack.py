@@ -26,8 +26,8 @@ FILL_BYTES_PER_S = 1_000_000_000
 CHECK_MIN_S, CHECK_MAX_S = 0.1, 1.0
 
 NO_TMP = ("-/tmp", "-/var/tmp")
-"""No program here needs these folders. systemd makes and removes private ones on disk for every
-unit, which takes a fifth of a second in an emulated guest."""
+"""No program here needs these folders. systemd would make and remove private ones on disk for each
+unit. That takes a fifth of a second in an emulated guest."""
 
 _SANDBOX: dict[str, object] = {
     "Type": "oneshot",
@@ -144,8 +144,8 @@ def fetch_properties(
 ) -> dict[str, object]:
     """Return the properties of a unit that runs skopeo, which writes only to `target`.
 
-    It has a network, so it must not see `secrets`. /sys is bound read-only, because systemd 257
-    does this for `ProtectKernelTunables` only in a unit with a private network (docs/adr/0115).
+    It has a network, so it must not see `secrets`. /sys is bound read-only here: for
+    `ProtectKernelTunables` systemd 257 does this only with a private network (docs/adr/0115).
     Its output goes to the file `output`. Its errors go to the journal, where the agent reads them.
     """
     command = ["/usr/bin/skopeo", "--insecure-policy", *arguments]
@@ -170,8 +170,8 @@ _LOGGED = re.compile(r'\blevel=\w+ msg="((?:[^"\\]|\\.)*)"')
 
 def logged_message(line: str) -> str:
     """Return the message of a log line, without its time and level."""
-    found = _LOGGED.search(line)
-    return line if found is None else re.sub(r"\\(.)", r"\1", found[1])
+    match = _LOGGED.search(line)
+    return line if match is None else re.sub(r"\\(.)", r"\1", match[1])
 
 
 def _sandbox(

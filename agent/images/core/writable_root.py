@@ -28,16 +28,17 @@ _OF_SYSTEMD = frozenset(("credentials", "host", "systemd", "twine-identity", "us
 """Folders that systemd, or the agent, makes in each unit's /run."""
 
 
-def is_writable(spec: TaskSpec, config: OciConfig | None, *, can_bound: bool) -> bool:
+def is_writable(spec: TaskSpec, config: OciConfig | None, *, has_quotas: bool) -> bool:
     """Return whether a task may write to its root.
 
-    By default an OCI image may, as in other runtimes, if the host can limit its size (`can_bound`).
-    A task with its own init writes to memory. A `raw` task runs as root without a sandbox.
+    By default a task of an OCI image may, as in other runtimes, if the host can limit the size
+    of its root (`has_quotas`). A task with its own init writes to memory. A `raw` task runs as root
+    without a sandbox.
     """
     if has_own_init(spec) or Relaxation.RAW in spec.relaxations:
         return False
     if spec.root is None:
-        return config is not None and can_bound
+        return config is not None and has_quotas
     return spec.root is RootMode.WRITABLE
 
 
@@ -67,12 +68,12 @@ def writable_root_properties(
     """
     named = [f"-+/{name}" for name in folders if not name.startswith("run/")]
     shared = [f"-+{v.path}" for v in spec.volumes.values() if v.kind is VolumeKind.SHARED]
-    found: dict[str, object] = {
+    properties: dict[str, object] = {
         "ReadWritePaths": [*named, "-+/run", *texts(unit.get("ReadWritePaths"))]
     }
     if shared:
-        found["ReadOnlyPaths"] = (*texts(unit.get("ReadOnlyPaths")), *shared)
-    return found
+        properties["ReadOnlyPaths"] = (*texts(unit.get("ReadOnlyPaths")), *shared)
+    return properties
 
 
 def in_run(folders: Sequence[str]) -> list[str]:
@@ -87,11 +88,11 @@ def choose_writable_folders(folders: Mapping[str, Collection[str]]) -> list[str]
     """
     excluded = {*NOT_WRITABLE, *WRITABLE_BELOW}
     top = [n for n in sorted(folders[""]) if n not in excluded and _is_plain(n)]
-    found = top[:TOPS_MAX]
+    chosen = top[:TOPS_MAX]
     for above in WRITABLE_BELOW:
         inner = [n for n in sorted(folders.get(above, ())) if n not in _OF_SYSTEMD and _is_plain(n)]
-        found += [f"{above}/{name}" for name in inner[:BELOW_MAX]]
-    return found
+        chosen += [f"{above}/{name}" for name in inner[:BELOW_MAX]]
+    return chosen
 
 
 def _is_plain(name: str) -> bool:

@@ -114,7 +114,7 @@ class TaskLease:
 
 
 EXPIRED_LEASE = TaskLease(0.0, 0.0, 0.0)
-"""Used for a file that cannot be parsed: the task is ended rather than forgotten."""
+"""Used for a file that cannot be parsed: the fence then ends the task."""
 
 
 def read_lease(text: str) -> TaskLease:

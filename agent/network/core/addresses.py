@@ -1,7 +1,7 @@
 """Names and addresses of tasks' private networks, derived from the host and the task.
 
-An IPv6 address consists of the region's prefix, the host's IPv4 address, a hash of the job and a
-hash of the task, 32 bits each. So any host can derive the destination host and the sending task of
+An IPv6 address has four parts of 32 bits: the region's prefix, the host's IPv4 address, a hash of
+the job and a hash of the task. So any host can derive the destination host and the sending task of
 a packet from its addresses. The tunnel is 6rd's (RFC 5969), the firewall compares the hashes.
 """
 
@@ -89,9 +89,9 @@ def address4(site: Site, task_id: str, taken: Collection[str]) -> IPv4Address:
     usable = network.num_addresses - 3
     start = digest(task_id) % usable
     for step in range(usable):
-        found = network.network_address + 2 + (start + step) % usable
-        if str(found) not in taken:
-            return found
+        address = network.network_address + 2 + (start + step) % usable
+        if str(address) not in taken:
+            return address
     raise HostError(
         f"no address of {site.prefix4} is free for task {task_id}",
         hint="set a larger network_prefix4",

@@ -67,12 +67,12 @@ def _ordered(cores: Iterable[Core]) -> list[Core]:
 
 def _filled(groups: Iterable[list[Core]], count: int) -> tuple[int, ...]:
     """Return exactly `count` CPUs from groups of cores, earlier groups first; else none."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for group in groups:
         for core in _ordered(group):
-            if len(found.union(core.cpus)) <= count:
-                found.update(core.cpus)
-    return tuple(sorted(found)) if len(found) == count else ()
+            if len(cpus.union(core.cpus)) <= count:
+                cpus.update(core.cpus)
+    return tuple(sorted(cpus)) if len(cpus) == count else ()
 
 
 def usable_cpus(cores: Iterable[Core]) -> frozenset[int]:

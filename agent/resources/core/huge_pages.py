@@ -32,8 +32,8 @@ COMMAND = ("/bin/sh", "-c", _SCRIPT, "hugetlb")
 
 def pages_of(resources: Resources) -> dict[int, int]:
     """Return the number of pages that a task requests, by size in bytes; without zeros."""
-    found = {size: getattr(resources, field) for field, size in SIZES.items()}
-    return {size: count for size, count in found.items() if count}
+    counts = {size: getattr(resources, field) for field, size in SIZES.items()}
+    return {size: count for size, count in counts.items() if count}
 
 
 def refusal(

@@ -1,8 +1,8 @@
 """Computes the memory protection of slices from the promises to their tasks.
 
 Pure. In a cgroup the kernel protects at most as much as each of its parents does (Linux,
-Documentation/admin-guide/cgroup-v2.rst, memory.min), and systemd sets no protection of slices. A
-slice must not protect more than the sum: tasks without a promise would share the rest
+Documentation/admin-guide/cgroup-v2.rst, memory.min). systemd sets no protection of slices. A slice
+must not protect more than the sum: tasks without a promise would share the rest
 (`memory_recursiveprot`).
 """
 
@@ -20,17 +20,17 @@ PROTECTION_FILES = {"MemoryMin": "memory.min", "MemoryLow": "memory.low"}
 
 def protection_of_slices(specs: Iterable[TaskSpec]) -> dict[str, dict[str, int]]:
     """Return the properties of each slice that contains a task with protected memory."""
-    found: dict[str, dict[str, int]] = {}
+    slices: dict[str, dict[str, int]] = {}
     for spec in specs:
         more = spec.resources
         if not (more.memory_min_bytes or more.memory_low_bytes):
             continue
         promised = {"MemoryMin": more.memory_min_bytes, "MemoryLow": more.memory_low_bytes}
         for name in (TASKS_SLICE.removeprefix("/"), slice_for(spec)):
-            protection = found.setdefault(name, dict.fromkeys(PROTECTION_FILES, 0))
+            protection = slices.setdefault(name, dict.fromkeys(PROTECTION_FILES, 0))
             for key, size in promised.items():
                 protection[key] += size
-    return found
+    return slices
 
 
 def files(protection: Mapping[str, int], page_bytes: int) -> dict[str, str]:

@@ -22,8 +22,8 @@ def stale(generation: int, epoch: int, known: TaskRecord | Tombstone | None) -> 
     """Return why a request is too old to be carried out, empty if it is not.
 
     A newer epoch (leadership term) wins with any generation. Within one epoch the higher generation
-    wins (design contract 3.1). After a local user removed a task without a generation, only that
-    generation is refused: generations of `twine-agent run` are times, and clocks are set back.
+    wins (design contract 3.1). After a local user removed a task without a generation, only its own
+    generation is refused. Generations of `twine-agent run` are times, and clocks are set back.
     """
     if known is None:
         return ""

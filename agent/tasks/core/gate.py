@@ -18,8 +18,8 @@ def with_gate(new: TaskRecord, before: TaskRecord) -> TaskRecord:
 
     The time of the gate begins once the old version has ended completely (`with_gate_begun`).
 
-    The specification to restore is the last healthy one: the previous specification, or the one
-    that the record already keeps if the previous one has not passed its own gate.
+    The specification to restore is the last healthy one. If the previous specification has not
+    passed its own gate, that is the one that the record already keeps.
     """
     new = replace(new, gone_back="")
     gate_s = new.spec.life.health_gate_s
@@ -63,7 +63,7 @@ def without_passed_gate(task: TaskRecord, now: LeaseMoment) -> TaskRecord:
 
 
 def after_gate(task: TaskRecord, boot_id: str) -> TaskRecord:
-    """Return the task with its previous specification if it ended during its gate; else itself."""
+    """Return the task; if it ended during its gate, with its previous specification restored."""
     if task.previous is None:
         return task
     if task.boot_id != boot_id:  # seconds since another boot cannot be compared

@@ -1,7 +1,7 @@
 """Units of a task other than its main one: init steps before it, and commands inside it.
 
-Both are derived from the task's own unit: they have the same root, user, sandbox, limits and slice,
-so they have no right that the task lacks. A command inside a task also joins its network and IPC,
+Both are derived from the task's own unit. They have the same root, user, sandbox, limits and slice,
+and no right that the task lacks. A command inside a task also joins its network and IPC,
 and ends with it. It has a memory limit of its own: if it exceeds that limit, only the command ends
 (docs/adr/0041, 0178).
 """

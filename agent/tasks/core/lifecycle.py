@@ -1,8 +1,8 @@
 """Life of one task: decides the next action from the desired and the observed state.
 
-One pure function handles the first start, every restart, the repair after a crash of the agent
-between any two steps, and the adoption of tasks that continued to run. So there is no separate
-recovery path that could differ (docs/adr/0003). `tasks/supervisor.py` observes the host, calls
+One pure function handles the first start, every restart, and the adoption of running tasks after a
+crash of the agent between any two steps. So there is no separate recovery path that could differ
+(docs/adr/0003). `tasks/supervisor.py` observes the host, calls
 `decide`, saves the record, carries out the action, and observes again. `restarts.py` has the
 back-off.
 
@@ -35,7 +35,6 @@ from agent.tasks.core import gate
 from agent.tasks.core.restarts import EVICTED, after_end
 
 LINGERS = "some of its processes survive SIGKILL; waiting for the kernel"
-
 ASKED_AGAIN, CHANGED = "a restart was requested", "its specification changed"
 """Reasons to end the running unit of a task."""
 
@@ -64,7 +63,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SeenUnit:
+class ObservedUnit:
     """The state of the task's unit, as systemd reports it."""
 
     active: str
@@ -96,10 +95,10 @@ class SeenUnit:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenTask:
+class ObservedTask:
     """The observed state of a task on the host."""
 
-    unit: SeenUnit | None
+    unit: ObservedUnit | None
     root: bool
     """Whether its root exists and was made from the image of the specification."""
     leftover: bool = False
@@ -125,7 +124,7 @@ _ENDED_BY_HOST = ("startup", "liveness", EVICTED)
 
 def decide(
     task: TaskRecord,
-    seen: SeenTask,
+    seen: ObservedTask,
     now: LeaseMoment,
     *,
     leaving: bool = False,
@@ -154,7 +153,7 @@ def decide(
     return dataclasses.replace(decision, until=until)
 
 
-def _decide(task: TaskRecord, seen: SeenTask, now: LeaseMoment, leaving: bool) -> Decision:
+def _decide(task: TaskRecord, seen: ObservedTask, now: LeaseMoment, leaving: bool) -> Decision:
     if task.wanted is Wanted.GONE:
         return _while_removing(task, seen)
     if task.cut_off or is_cut_off(task.spec, now):
@@ -182,7 +181,7 @@ def _decide(task: TaskRecord, seen: SeenTask, now: LeaseMoment, leaving: bool) -
     return Decision(changing, Action.WAIT)
 
 
-def _ended_by_probe(task: TaskRecord, unit: SeenUnit) -> bool:
+def _ended_by_probe(task: TaskRecord, unit: ObservedUnit) -> bool:
     """Return whether the host ended a unit that still runs, and its end is already counted."""
     end = task.last_exit
     return (
@@ -193,7 +192,7 @@ def _ended_by_probe(task: TaskRecord, unit: SeenUnit) -> bool:
     )
 
 
-def _while_removing(task: TaskRecord, seen: SeenTask) -> Decision:
+def _while_removing(task: TaskRecord, seen: ObservedTask) -> Decision:
     if seen.unit is not None:
         reason = LINGERS if seen.unit.lingers else task.reason
         return _stop_on_purpose(task, seen.unit, reason, seen)
@@ -203,7 +202,7 @@ def _while_removing(task: TaskRecord, seen: SeenTask) -> Decision:
     return Decision(gone, Action.FORGET)
 
 
-def _while_cut_off(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decision:
+def _while_cut_off(task: TaskRecord, seen: ObservedTask, now: LeaseMoment) -> Decision:
     """End the task. It stays ended after new contact to its control plane.
 
     By then a copy may run elsewhere. Only a command resets `cut_off` (tasks.core.admission).
@@ -227,7 +226,7 @@ def _while_cut_off(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decisi
     return Decision(ended, _stop_action(unit))
 
 
-def _while_leaving(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decision:
+def _while_leaving(task: TaskRecord, seen: ObservedTask, now: LeaseMoment) -> Decision:
     """Stop the running unit as an owner would. Starts nothing: the next boot does."""
     unit = seen.unit
     if unit is None:
@@ -240,19 +239,21 @@ def _while_leaving(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decisi
     return _stop_on_purpose(task, unit, LEAVING, seen)
 
 
-def _while_lingering(task: TaskRecord, unit: SeenUnit, seen: SeenTask) -> Decision:
+def _while_lingering(task: TaskRecord, unit: ObservedUnit, seen: ObservedTask) -> Decision:
     """Start nothing while processes survive SIGKILL, and report them as the reason."""
     if task.state in AT_REST:
         return Decision(replace(task, reason=LINGERS, boot_id=seen.boot_id), Action.WAIT)
     return _stop_on_purpose(task, unit, LINGERS, seen)
 
 
-def _stop_action(unit: SeenUnit) -> Action:
+def _stop_action(unit: ObservedUnit) -> Action:
     """Return the action that ends a unit: `WAIT` if it is stopping or cannot be killed."""
     return Action.WAIT if unit.lingers or unit.active == "deactivating" else Action.STOP
 
 
-def _stop_on_purpose(task: TaskRecord, unit: SeenUnit, reason: str, seen: SeenTask) -> Decision:
+def _stop_on_purpose(
+    task: TaskRecord, unit: ObservedUnit, reason: str, seen: ObservedTask
+) -> Decision:
     """Stop a unit whose end is expected: it does not count as an end of the task.
 
     The exit of a unit that had ended before the request is still recorded.
@@ -272,7 +273,9 @@ def _stop_on_purpose(task: TaskRecord, unit: SeenUnit, reason: str, seen: SeenTa
     return Decision(stopping, _stop_action(unit))
 
 
-def _while_running(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseMoment) -> Decision:
+def _while_running(
+    task: TaskRecord, unit: ObservedUnit, seen: ObservedTask, now: LeaseMoment
+) -> Decision:
     running = replace(
         task,
         state=TaskState.RUNNING,
@@ -303,12 +306,13 @@ def _while_running(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseM
 
 
 def _has_resources(task: TaskRecord) -> bool:
-    if (task.volumes or {}) != task.spec.volumes:
-        return False
-    return (task.resources or Resources()) == task.spec.resources
+    has_volumes = (task.volumes or {}) == task.spec.volumes
+    return has_volumes and (task.resources or Resources()) == task.spec.resources
 
 
-def _after_exit(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseMoment) -> Decision:
+def _after_exit(
+    task: TaskRecord, unit: ObservedUnit, seen: ObservedTask, now: LeaseMoment
+) -> Decision:
     """Count the end of the main process once, apply the restart policy, and remove the unit."""
     if task.ended_invocation == unit.invocation_id:
         return Decision(task, Action.STOP)
@@ -325,7 +329,7 @@ def _after_exit(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseMome
     return Decision(replace(ended, reason=unit.why or ended.reason), Action.STOP)
 
 
-def _without_unit(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decision:
+def _without_unit(task: TaskRecord, seen: ObservedTask, now: LeaseMoment) -> Decision:
     task = _account_for_missing_unit(task, seen, now)
     if task.restart_asked:
         task = replace(task, restart_asked=False, state=TaskState.ACCEPTED, reason="")
@@ -351,7 +355,7 @@ def _without_unit(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decisio
     return Decision(starting, Action.START)
 
 
-def _account_for_missing_unit(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> TaskRecord:
+def _account_for_missing_unit(task: TaskRecord, seen: ObservedTask, now: LeaseMoment) -> TaskRecord:
     """Return the task after its unit disappeared, with the reason if its end was not counted."""
     if task.boot_id and task.boot_id != seen.boot_id:
         return _after_reboot(task, seen, now)
@@ -366,11 +370,11 @@ def _has_uncounted_end(task: TaskRecord) -> bool:
     return task.invocation_id not in ("", task.ended_invocation)
 
 
-def _after_reboot(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> TaskRecord:
+def _after_reboot(task: TaskRecord, seen: ObservedTask, now: LeaseMoment) -> TaskRecord:
     """Return the task in a new boot of the host, where nothing of it can run.
 
-    The agent starts it again without a command only if its specification allows that, because the
-    owner may have started it elsewhere in the meantime (promise P8).
+    The agent starts it again without a command only if its specification allows that: the owner
+    may have started it elsewhere in the meantime (promise P8).
     """
     restarts_itself = task.spec.offline_restart and not is_bound(task.spec)
     restart_asked = task.restart_asked and restarts_itself
@@ -392,5 +396,5 @@ def _after_reboot(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> TaskRec
     )
 
 
-def _exit_of(unit: SeenUnit, at: float) -> Exit:
+def _exit_of(unit: ObservedUnit, at: float) -> Exit:
     return Exit(result=unit.result, code=unit.exit_code, signal=unit.exit_signal, at=at)

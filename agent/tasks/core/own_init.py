@@ -1,7 +1,7 @@
 """A task with an init of its own: systemd-nspawn boots its root as a container (docs/adr/0106).
 
-Pure: the plain unit of a task becomes a unit that runs systemd-nspawn in the same slice and cgroup,
-with the same limits and the same network. Sources: systemd-nspawn(1) of systemd 257,
+Pure. The plain unit of a task becomes a unit that runs systemd-nspawn. It has the same slice,
+cgroup, limits and network. Sources: systemd-nspawn(1) of systemd 257,
 user_namespaces(7), capabilities(7).
 """
 
@@ -34,8 +34,8 @@ ID_COUNT = 65_536
 FIRST_ID = 29_184 * ID_COUNT
 SLOTS = 3_500
 """Number of id ranges, from 1912602624 to 2141978623. systemd assigns none of these ids
-(UIDS-GIDS.md: 1879048192 to 2147352575 are unused), and the owners of files in volumes
-(`volumes.OWNER`) are below."""
+(UIDS-GIDS.md: 1879048192 to 2147352575 are unused). The owner of files in volumes
+(`volumes.OWNER`) is below."""
 CREDENTIALS = "/run/host/credentials"
 """Folder where systemd-nspawn puts credentials of the container (Container Interface)."""
 VISIBLE = "/run/twine-nested"
@@ -182,7 +182,7 @@ def container_unit(
         "--",
         *_init_arguments(unit),
     ]
-    found: dict[str, object] = {
+    properties: dict[str, object] = {
         **{
             n: v
             for n, v in unit.items()
@@ -198,12 +198,12 @@ def container_unit(
         **_mount_steps(task_id, spec, str(unit["RootDirectory"]), ids, state, stage),
     }
     if spec.credentials:
-        found["LoadCredential"] = unit["LoadCredential"]
+        properties["LoadCredential"] = unit["LoadCredential"]
     if spec.configuration:
-        found["SetCredential"] = unit["SetCredential"]
+        properties["SetCredential"] = unit["SetCredential"]
     if is_nested:  # the container handles a nested container that is killed at its own limit
-        found["OOMPolicy"] = "continue"
-    return found
+        properties["OOMPolicy"] = "continue"
+    return properties
 
 
 def _mount_steps(
@@ -265,17 +265,17 @@ def _volume_arguments(spec: TaskSpec, stage: str) -> list[str]:
 
     Without an argument systemd-nspawn creates a /dev/shm as large as half of the host's memory.
     """
-    found = []
+    arguments = []
     if all(volume.path != SHM for volume in spec.volumes.values()):
-        found.append(f"--tmpfs={in_memory(SHM, spec.limits.memory_max_bytes)}")
+        arguments.append(f"--tmpfs={in_memory(SHM, spec.limits.memory_max_bytes)}")
     for name, volume in spec.volumes.items():
         if volume.kind is VolumeKind.TMPFS:
             size = f"size={volume.max_bytes}"
-            found.append(f"--tmpfs={volume.path}:mode=1777,nosuid,nodev,{size}")
+            arguments.append(f"--tmpfs={volume.path}:mode=1777,nosuid,nodev,{size}")
         else:
             word = "--bind-ro" if volume.kind is VolumeKind.SHARED else "--bind"
-            found.append(f"{word}={stage}/{name}:{volume.path}")
-    return found
+            arguments.append(f"{word}={stage}/{name}:{volume.path}")
+    return arguments
 
 
 def _credential_arguments(spec: TaskSpec, unit: Mapping[str, object]) -> list[str]:

@@ -183,9 +183,11 @@ def _process_properties(spec: TaskSpec) -> dict[str, object]:
         "LimitCORE": more.core_bytes,
         "LimitCORESoft": more.core_bytes,
     }
-    found: dict[str, object] = {name: value for name, value in named.items() if value is not None}
+    properties: dict[str, object] = {
+        name: value for name, value in named.items() if value is not None
+    }
     umask = int(spec.umask, 8)
-    return found | ({} if umask == int(UMASK, 8) else {"UMask": umask})
+    return properties | ({} if umask == int(UMASK, 8) else {"UMask": umask})
 
 
 _CALLS_ALLOWED_BY: Mapping[Relaxation, tuple[str, ...]] = MappingProxyType(
@@ -209,22 +211,22 @@ def relaxed(
     properties: Mapping[str, object], relaxations: Collection[Relaxation]
 ) -> dict[str, object]:
     """Return a unit's properties after applying a task's relaxations."""
-    found = dict(properties)
+    result = dict(properties)
     if Relaxation.RAW in relaxations:
         for name in {*TASK_HARDENING, "RestrictAddressFamilies"} - {*_KEPT_BY_RAW}:
-            found.pop(name, None)
-        return {**found, "User": "root"}
-    if Relaxation.PROC in relaxations and "ProcSubset" in found:
-        found["ProcSubset"] = "all"
-        found["ProtectKernelTunables"] = True  # /proc/sys and similar files are visible now
-        found["ReadOnlyPaths"] = (
+            result.pop(name, None)
+        return {**result, "User": "root"}
+    if Relaxation.PROC in relaxations and "ProcSubset" in result:
+        result["ProcSubset"] = "all"
+        result["ProtectKernelTunables"] = True  # /proc/sys and similar files are visible now
+        result["ReadOnlyPaths"] = (
             _SYS_FOLDERS  # that property leaves /sys writable in the host's network
         )
     if Relaxation.NETLINK in relaxations:
-        families = dict.fromkeys((*texts(found.get("RestrictAddressFamilies")), "AF_NETLINK"))
-        found["RestrictAddressFamilies"] = (*families,)
+        families = dict.fromkeys((*texts(result.get("RestrictAddressFamilies")), "AF_NETLINK"))
+        result["RestrictAddressFamilies"] = (*families,)
     allowed = {c for name, calls in _CALLS_ALLOWED_BY.items() if name in relaxations for c in calls}
     if allowed:
-        calls = texts(found.get("SystemCallFilter"))
-        found["SystemCallFilter"] = tuple(call for call in calls if call not in allowed)
-    return found
+        calls = texts(result.get("SystemCallFilter"))
+        result["SystemCallFilter"] = tuple(call for call in calls if call not in allowed)
+    return result

@@ -66,11 +66,11 @@ def paths_of(task_id: str, spec: TaskSpec, *kinds: VolumeKind) -> dict[str, Volu
 
 def limits_of(specs: Mapping[str, TaskSpec]) -> dict[str, int]:
     """Return the limits of the volumes on disk, in bytes by path."""
-    found: dict[str, int] = {}
+    limits: dict[str, int] = {}
     for task_id, spec in specs.items():
         kept = paths_of(task_id, spec, *KINDS_OF_A_TASK)
-        found |= {path: v.max_bytes for path, v in kept.items() if v.max_bytes is not None}
-    return found
+        limits |= {path: v.max_bytes for path, v in kept.items() if v.max_bytes is not None}
+    return limits
 
 
 def volumes_refusal(

@@ -16,7 +16,7 @@ from agent.api import RestartPolicy, TaskSpec, TaskState
 from agent.lease.core.lease import LeaseMoment
 from agent.runtime.core.records import TaskRecord, Wanted, durable_part, key_of
 from agent.tasks.core.admission import accept
-from agent.tasks.core.lifecycle import Action, Decision, SeenTask, SeenUnit, decide
+from agent.tasks.core.lifecycle import Action, Decision, ObservedTask, ObservedUnit, decide
 
 pytestmark = pytest.mark.behaviour("AG5")
 
@@ -113,11 +113,11 @@ class Model:
     def crash(self) -> None:
         self.decision, self.memory = None, self.journal
 
-    def seen(self) -> SeenTask:
+    def seen(self) -> ObservedTask:
         unit, spec = self.unit, (self.memory or a_record()).spec
         found = None
         if unit is not None:
-            found = SeenUnit(
+            found = ObservedUnit(
                 active=unit.active,
                 sub=unit.sub,
                 result=unit.result,
@@ -127,7 +127,7 @@ class Model:
                 exited_at=None if unit.alive else float(self.clock),
                 started_at=float(unit.started),
             )
-        return SeenTask(found, self.root == spec.image, bool(self.root), str(self.boot))
+        return ObservedTask(found, self.root == spec.image, bool(self.root), str(self.boot))
 
     def settle(self) -> None:
         for _ in range(60):

@@ -16,7 +16,7 @@ from agent.host.core.pressure import (
     ShortageWatch,
     TaskMemory,
     at_own_limits,
-    seen_full,
+    recently_full,
     starts_at_once,
     victim,
     watched,
@@ -123,15 +123,15 @@ def test_a_task_that_waits_at_its_own_limit_is_no_shortage_of_the_host() -> None
     full = TaskMemory("full", "shop", 99, limit_bytes=100, waits=0.8)
     room = TaskMemory("room", "shop", 50, limit_bytes=100, waits=0.5)
     still = TaskMemory("still", "shop", 50, limit_bytes=100, waits=0.01)
-    known = seen_full({}, [full, still], 5.0)
+    known = recently_full({}, [full, still], 5.0)
     emptied = replace(full, memory_bytes=1)
 
     assert known == {"full": 5.0}
     assert at_own_limits([full, still], known) == ["full"]
-    assert at_own_limits([emptied, still], seen_full(known, [emptied], 5.0 + FULL_S - 1)) == [
+    assert at_own_limits([emptied, still], recently_full(known, [emptied], 5.0 + FULL_S - 1)) == [
         "full"
     ]
-    assert at_own_limits([emptied, still], seen_full(known, [emptied], 5.0 + FULL_S)) == []
+    assert at_own_limits([emptied, still], recently_full(known, [emptied], 5.0 + FULL_S)) == []
     assert at_own_limits([full, room], known) == []
     assert at_own_limits([still], known) == []
     assert not TaskMemory("unknown", "shop", 99).is_full

@@ -227,7 +227,7 @@ async def test_a_start_keeps_its_place_until_its_unit_is_up(
             host.fake.systemd.lose_bus()
             await client.get_task("a")
         assert unit("b") not in systemd.started
-        systemd.let_up(unit("a"))
+        systemd.become_active(unit("a"))
         await running(client, "a")
         await until(client, "b", lambda _: unit("b") in systemd.started)
         await client.delete_task("b")  # a deletion does not wait for the start of the task

@@ -27,7 +27,7 @@ from agent.api import (
 )
 from agent.client import AgentClient
 from agent.host import facts, host_profile
-from agent.host.host_profile import DELIVERED, UNIT
+from agent.host.host_profile import DELIVERED_PROFILES, UNIT
 from agent.host.logs import LoggedRun, Logs, journal_command
 from agent.machine import Completed, UnitState, boottime_s
 from agent.machine.fake_systemd import Ended
@@ -441,7 +441,7 @@ async def test_a_profile_that_is_delivered_is_kept_under_its_digest(host: FakeHo
         await client.put_profile(ProfileSpec(name=name, generation=2, text="what it says"))
         await _profile(client, ProfileState.VERIFIED, 2)
     assert [call[1:3] for call in calls] == [["apply-profile", name]]
-    folder = host.folder / "sidekick" / DELIVERED
+    folder = host.folder / "sidekick" / DELIVERED_PROFILES
     assert [(p.name, p.read_text()) for p in folder.iterdir()] == [(f"{name}.toml", "what it says")]
 
 

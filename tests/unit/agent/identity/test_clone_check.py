@@ -75,8 +75,8 @@ async def test_the_mark_is_the_same_within_a_check_and_new_for_each_check(
     host = a_host(plane)
     assert (await host.ask()).verdict is Verdict.ALONE
     assert (await host.ask()).verdict is Verdict.AGAIN, "it gives up until the next round"
-    first, second = {p.mark for p in plane.shown[:2]}, {p.mark for p in plane.shown[2:]}
-    assert (len(first), len(second), len(first & second)) == (1, 1, 0)
+    first, clone_reason = {p.mark for p in plane.shown[:2]}, {p.mark for p in plane.shown[2:]}
+    assert (len(first), len(clone_reason), len(first & clone_reason)) == (1, 1, 0)
     assert host.presence() == plane.shown[-1]
     assert {p.boot_id for p in plane.shown} == {"boot"}
 
@@ -110,7 +110,7 @@ async def test_the_verdict_survives_a_restart_and_can_be_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The verdict is on disk, for a boot without a control plane; a new answer withdraws it."""
-    monkeypatch.setattr(uniqueness, "SECOND_EVERY_S", 0.001)
+    monkeypatch.setattr(uniqueness, "CLONE_EVERY_S", 0.001)
     plane = ControlPlane(tmp_path, SECOND)
     host = a_host(plane)
     watching = asyncio.ensure_future(host.watch())
@@ -127,7 +127,7 @@ async def test_the_verdict_survives_a_restart_and_can_be_withdrawn(
     watching = asyncio.ensure_future(again.watch())
     await holds(lambda: again.start_refusal() == "")
     watching.cancel()
-    assert a_host(plane).second == ""
+    assert a_host(plane).clone_reason == ""
 
 
 @pytest.mark.behaviour("F-89")

@@ -49,9 +49,9 @@ def test_a_writable_root_is_new_with_each_start_and_bounded(host: FakeHost) -> N
     roots.prepare("web", IMAGE)
     roots.renew("web", spec)
     path = roots.path("web")
-    room = host.fake.btrfs.room(path)
-    assert room is not None
-    assert room.max_bytes == 1 << 20
+    usage = host.fake.btrfs.usage(path)
+    assert usage is not None
+    assert usage.max_bytes == 1 << 20
     (path / "written").write_text("by a task")
     roots.renew("web", replace(spec, root=RootMode.READ_ONLY))
     assert (path / "written").exists()

@@ -30,14 +30,14 @@ NAMES = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=8)
 def test_only_an_oci_image_has_a_writable_root_by_default() -> None:
     """Existing images of users write below /var, /run and /etc."""
     requested, refused = a_spec(root=RootMode.WRITABLE), a_spec(root=RootMode.READ_ONLY)
-    assert is_writable(a_spec(), OCI, can_bound=True)
-    assert not is_writable(a_spec(), None, can_bound=True)
-    assert not is_writable(a_spec(), OCI, can_bound=False), "nothing would bound it"
-    assert is_writable(requested, None, can_bound=True)
-    assert is_writable(requested, OCI, can_bound=False), "its start is refused instead"
-    assert not is_writable(refused, OCI, can_bound=True)
+    assert is_writable(a_spec(), OCI, has_quotas=True)
+    assert not is_writable(a_spec(), None, has_quotas=True)
+    assert not is_writable(a_spec(), OCI, has_quotas=False), "nothing would bound it"
+    assert is_writable(requested, None, has_quotas=True)
+    assert is_writable(requested, OCI, has_quotas=False), "its start is refused instead"
+    assert not is_writable(refused, OCI, has_quotas=True)
     for relaxation in (Relaxation.OWN_INIT, Relaxation.RAW):
-        assert not is_writable(replace(requested, relaxations=[relaxation]), OCI, can_bound=True)
+        assert not is_writable(replace(requested, relaxations=[relaxation]), OCI, has_quotas=True)
 
 
 def test_its_folders_are_opened_and_shared_volumes_and_sys_stay_closed() -> None:

@@ -411,7 +411,7 @@ async def test_input_that_ends_before_the_command_opens_it_does_not_block(
     # the result would be b"" if no process could write any more
     with pytest.raises(BlockingIOError):
         os.read(reader, 1)
-    streams.opened()
+    streams.close_command_ends()
     assert os.read(reader, 1) == b""
     os.close(reader)
     streams.close()
@@ -538,7 +538,7 @@ async def test_pipes_carry_a_megabyte_and_end() -> None:
         streams = Streams.pipes(Path(folder) / "one")
         assert streams.paths is not None
         reader = os.open(streams.paths[0], os.O_RDONLY)
-        streams.opened()
+        streams.close_command_ends()
         sent = os.urandom(1 << 20)
 
         async def feed() -> None:

@@ -10,7 +10,7 @@ from agent.api import Exit, Health, Limits, Probe, RestartPolicy, RestartWhen, T
 from agent.api.life import Life
 from agent.lease.core.lease import LeaseMoment
 from agent.runtime.core.records import TaskRecord, Wanted
-from agent.tasks.core.lifecycle import Action, Decision, SeenUnit, decide
+from agent.tasks.core.lifecycle import Action, Decision, ObservedUnit, decide
 from agent.tasks.core.restarts import after_failure, backoff_s
 
 NOW, UP = 100.0, 7000.0
@@ -88,7 +88,7 @@ def _task(name: str) -> TaskRecord:
     )
 
 
-def _seen_unit(name: str) -> SeenUnit | None:
+def _seen_unit(name: str) -> ObservedUnit | None:
     return {
         "running": a_unit(),
         "reloading": a_unit(active="reloading"),

@@ -857,7 +857,7 @@ async def test_processes_that_survive_sigkill_are_reported_and_waited_for(host: 
         await client.delete_task("web")
         leaving = await until(client, "web", lambda s: "SIGKILL" in s.reason)
         kept = host.roots()
-        systemd.let_die(unit("web"))
+        systemd.end_unkillable(unit("web"))
         await gone(client, "web")
 
     assert (waits.state, leaving.state) == (TaskState.STOPPING, TaskState.STOPPING)
@@ -875,7 +875,7 @@ async def test_a_new_start_waits_for_the_last_process_of_the_old_one(host: FakeH
         systemd.unkillable.add(unit("web"))
         await client.put_task("web", a_spec(generation=2, command=["/v2"]))
         await until(client, "web", lambda s: "SIGKILL" in s.reason)
-        systemd.let_die(unit("web"))
+        systemd.end_unkillable(unit("web"))
         status = await until(client, "web", lambda s: s.state is TaskState.RUNNING)
 
     assert (status.generation, status.reason) == (2, "")
