@@ -189,7 +189,7 @@ class ExclusiveCpus(TaskStage):
         return frozenset(cpu for cpus in self._reserved.values() for cpu in cpus)
 
     async def _apply(self) -> None:
-        """Keep the slices of tasks that share CPUs off held CPUs, and allow them the rest.
+        """Keep the slices of tasks that share CPUs off reserved CPUs, and allow them the rest.
 
         A list of all CPUs removes the limit; an empty list is accepted by systemd but has no
         effect.

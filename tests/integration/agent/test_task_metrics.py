@@ -9,7 +9,7 @@ from builders import a_spec
 from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.api import Exit, Health, TaskState, TaskStatus
-from agent.host.metrics import Once, ScrapedValues, families
+from agent.host.metrics import ScrapedValues, StaticCollector, families
 from agent.machine import Usage
 from agent.usage import TaskUsage, Usages
 
@@ -34,7 +34,7 @@ def test_promtool_accepts_the_metrics_of_tasks() -> None:
     probes = {("http", True): 3, ("exec", False): 1}
     seen = ScrapedValues([status], {"web": a_spec()}, usages, groups, 1, probes)
     registry = CollectorRegistry()
-    registry.register(Once(list(families(seen))))
+    registry.register(StaticCollector(list(families(seen))))
     text = generate_latest(registry)
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=text, capture_output=True, check=False
