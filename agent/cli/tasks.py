@@ -14,10 +14,10 @@ import click
 
 from agent import api
 from agent.cli import show
-from agent.cli.asked import checked_spec, task_document
 from agent.cli.image import resolve_image
 from agent.cli.program import call
 from agent.cli.show import output_option
+from agent.cli.task_options import checked_spec, task_document
 from agent.cli.waiting import StatusWatch, is_as_requested
 from agent.usage import TaskUsage, Usages
 from wire import options

@@ -23,7 +23,7 @@ import msgspec
 
 from agent import api
 from agent.api.exec import ExecEnd, ExecWord
-from agent.cli.asked import checked_spec
+from agent.cli.task_options import checked_spec
 from agent.client import AgentClient
 from agent.config import load, local_socket
 from wire import units

@@ -13,7 +13,7 @@ from virtual_time import run
 from world import World, a_region
 
 from agent.api import TaskSpec
-from agent.cli.asked import checked_spec
+from agent.cli.task_options import checked_spec
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.cli.jobfile import read_job
 from control_plane.profiles.core.proposal import check_text

@@ -34,8 +34,8 @@ def task_document(given: dict[str, Any]) -> dict[str, Any]:
         probe = {"port": given["port"], "path": given["path"]}
         wanted["probe"] = {**probe, "start_period_s": given["start_period"]}
     life = {"health_gate_s": given["health_gate"], "max_run_s": given["max_run"]}
-    if asked := {k: v for k, v in life.items() if v is not None}:
-        wanted["life"] = asked
+    if set_life := {k: v for k, v in life.items() if v is not None}:
+        wanted["life"] = set_life
     if given["file"] is None:
         return wanted
     read = _read(given["file"])
@@ -51,13 +51,13 @@ def _network(given: dict[str, Any]) -> dict[str, Any]:
     pairs = [word.partition("=") for word in given["listen"]]
     if wrong := [name for name, _, port in pairs if not is_port(port)]:
         raise InvalidInput(f"--listen {wrong[0]!r} is not NAME=PORT", hint="--listen http=8080")
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "mode": given["network"] if given["network"] != api.NetworkMode.HOST else "",
         "ports": {name: int(port) for name, _, port in pairs},
         "allow_from": list(given["allow_from"]),
         "unix_sockets": given["unix_sockets"],
     }
-    settings = {name: value for name, value in asked.items() if value}
+    settings = {name: value for name, value in options.items() if value}
     if given["egress_mbps"] is not None:
         settings["egress_mbps"] = given["egress_mbps"]
     return settings
@@ -84,7 +84,7 @@ def checked_spec(document: dict[str, Any]) -> api.TaskSpec:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found:
+    name, equals, value = text.partition("=")
+    if not equals:
         raise InvalidInput(f"--env {text!r} is not NAME=VALUE")
     return name, value
