@@ -1,7 +1,7 @@
 """Creates all services of an agent and connects them.
 
-`HostParts` creates the services of each room. `stages` lists the stages that prepare a task, and
-`services` creates the tasks, the API's services, and the loops that run as long as the agent.
+`HostParts` creates the services of each room. `stages` lists the stages that prepare a task.
+`services` creates the tasks and the services of the API, and starts the loops of the agent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from agent import api
 from agent.config import AgentConfig
 from agent.credentials.credentials import CredentialHolder
-from agent.host.core.pressure import Waits, starts_at_once
+from agent.host.core.pressure import HostPressure, starts_at_once
 from agent.host.facts import FactsReader, installed_profiles
 from agent.host.gc import HostInspector
 from agent.host.host_profile import HostProfile
@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 
 
 class HostParts:
-    """The parts of one agent. Nothing runs before `services` starts it."""
+    """The parts of one agent. `services` starts their loops."""
 
     tasks: HostTasks
     """Created by `services`, because it needs the task group of the loops."""
@@ -116,7 +116,7 @@ class HostParts:
         self.pipes = OutputPipes(self.run, lanes)
         self.unit = UnitOfTask(self.roots, self.stages())
         self.oomd, self.prober = Oomd(machine.processes), Prober()
-        self.starts = Starts(starts_at_once(hardware.cpu.online, Waits()))
+        self.starts = Starts(starts_at_once(hardware.cpu.online, HostPressure()))
         self.context, self.capacity = self._context(), self._capacity()
         self.last_term = FencingTerm(self.state / "identity" / LAST_TERM)
         self.last_owners = FencingOwners(self.state / "identity" / LAST_OWNERS)
@@ -207,7 +207,7 @@ class HostParts:
             tasks=self.tasks,
             usage=usage,
             metrics=AgentMetrics(
-                self.tasks, self.images, self.prober, machine.cgroups, lanes, usage
+                self.tasks, self.images, self.prober, machine.cgroups, lanes, usage, self.disk
             ),
             images=self.images,
             logs=Logs(machine.processes),
@@ -222,11 +222,11 @@ class HostParts:
             profile=self._profile(),
             facts=self._facts(),
             pull=pull,
-            accounts=self._ledger(),
+            accounts=self._inspector(),
             volumes=self.volume_service,
             spawn=lambda work: _spawn(group, work),
             renew=self.identity.renew_when_asked,
-            uniqueness=self.clones,
+            clones=self.clones,
             last_term=self.last_term,
             last_owners=self.last_owners,
             domain=self.identity.domain,
@@ -253,7 +253,7 @@ class HostParts:
         group.create_task(self.disk.watch(), name="disk")
         group.create_task(pressure.watch(), name="pressure")
         group.create_task(self.units.watch(TASK_UNITS), name="units")
-        group.create_task(self.identities.watch(self.tasks.to_run), name="identities")
+        group.create_task(self.identities.watch(self.tasks.active_specs), name="identities")
         group.create_task(self.notices.watch(self.tasks.records), name="notices")
         return reader.read
 
@@ -270,7 +270,7 @@ class HostParts:
             installed_profiles,
         )
 
-    def _ledger(self) -> HostInspector:
+    def _inspector(self) -> HostInspector:
         return HostInspector(
             (self.state, self.run),
             self.context,

@@ -91,10 +91,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ):
             text = getattr(self, name)
             try:
-                found = kind(text)
+                network = kind(text)
             except ValueError as e:
                 raise ConfigError(f"{name} = {text!r} is not a network: {e}") from e
-            if found.prefixlen > length or (length == 32 and found.prefixlen != length):
+            if network.prefixlen > length or (length == 32 and network.prefixlen != length):
                 word = "exactly" if length == 32 else "at most"
                 raise ConfigError(f"{name} = {text!r}: its prefix length must be {word} /{length}")
         try:
@@ -137,14 +137,14 @@ def load_with_origins(path: Path | None) -> ConfigSources:
         read = _read(file, needed=path is not None and file == chosen)
         document |= read
         origins |= dict.fromkeys(read, file)
-    if found := violations(document, AgentConfig):
+    if errors := violations(document, AgentConfig):
         listed = "; ".join(
-            f"{e.field}: {e.reason} (in {origins.get(_top(e.field), chosen)})" for e in found
+            f"{e.field}: {e.reason} (in {origins.get(_top(e.field), chosen)})" for e in errors
         )
         raise ConfigError(
             f"{chosen} cannot be used: {listed}",
             hint="`twine-agent config` prints every field",
-            errors=tuple(found),
+            errors=tuple(errors),
         )
     config = msgspec.convert(document, AgentConfig)
     config.address()
@@ -159,7 +159,7 @@ def drop_ins(path: Path) -> list[Path]:
 
 def _read(file: Path, *, needed: bool) -> dict[str, Any]:
     try:
-        found = plain(parse_toml(file.read_text(WRITTEN)), AgentConfig)
+        values = plain(parse_toml(file.read_text(WRITTEN)), AgentConfig)
     except FileNotFoundError as e:
         if not needed:
             return {}
@@ -170,8 +170,8 @@ def _read(file: Path, *, needed: bool) -> dict[str, Any]:
         raise ConfigError(f"{file} is not text: {e.reason} at byte {e.start}") from e
     except ValueError as e:
         raise ConfigError(f"{file} is not TOML: {e}") from e
-    assert isinstance(found, dict)
-    return found
+    assert isinstance(values, dict)
+    return values
 
 
 def _top(field: str) -> str:

@@ -27,7 +27,7 @@ from agent.host.reserved_port import listen
 from agent.identity.identity import HostIdentity
 from agent.images.images import HostImages
 from agent.machine import HostAccess
-from agent.machine.acl import let_group
+from agent.machine.acl import allow_group
 from agent.machine.notify import notify, watchdog_s
 from agent.routes import JOIN_ROUTES
 from agent.runtime.crashpoints import arm_from_environment
@@ -98,7 +98,7 @@ class Agent:
 
     def _lock(self, stack: AsyncExitStack) -> None:
         run = Path(self.config.run_dir)
-        with _usable("run_dir", run):
+        with _usable_path("run_dir", run):
             run.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context((run / "agent.lock").open("w"))
         try:
@@ -128,10 +128,10 @@ class Agent:
 
     async def _require_btrfs(self, lanes: Lanes) -> None:
         """Raise `ConfigError` on a file system other than btrfs, which images need (F-38)."""
-        with _usable("state_dir", self._state):
+        with _usable_path("state_dir", self._state):
             self._state.mkdir(parents=True, exist_ok=True)
         try:
-            await lanes.run("btrfs", self._machine.btrfs.top, self._state)
+            await lanes.run("btrfs", self._machine.btrfs.containing_subvolume, self._state)
         except NotBtrfs as e:
             raise ConfigError(
                 f"{self._state} is not on a btrfs file system",
@@ -142,10 +142,10 @@ class Agent:
 
     async def _serve_socket(self, runner: web.AppRunner, stack: AsyncExitStack) -> None:
         path = Path(self.config.socket)
-        with _usable("socket", path):
+        with _usable_path("socket", path):
             listener = stack.enter_context(local_socket(path))
         try:
-            let_group(path, grp.getgrnam(self.config.socket_group).gr_gid)
+            allow_group(path, grp.getgrnam(self.config.socket_group).gr_gid)
         except (KeyError, OSError) as e:
             fields = {"socket": str(path), "why": str(e)}
             log.warning(
@@ -182,7 +182,7 @@ class Agent:
     async def _pull(self, images: HostImages, request: api.ImagePull) -> api.ImageInfo:
         if why := distrust(request.digest, request.trust):
             raise Unprocessable(f"image pulls are off: {why}", hint=SIGN_HINT)
-        if info := images.find_again(request.digest):
+        if info := await images.find_and_touch(request.digest):
             return info
         held = self.identity.find()
         if held is None:
@@ -208,7 +208,7 @@ async def _adopt(services: AgentServices, parts: HostParts) -> None:
     services.networks.expect(specs, replay.unreadable)
     await services.tasks.adopt(replay)
     services.spawn(services.networks.adopt())
-    services.spawn(services.networks.gates.keep())
+    services.spawn(services.networks.gates.watch())
     services.spawn(services.profile.adopt())
     services.spawn(services.profile.watch())
     services.spawn(services.accounts.watch())
@@ -227,7 +227,7 @@ async def _forget_restarts(parts: HostParts) -> None:
 
 
 @contextmanager
-def _usable(setting: str, path: Path) -> Iterator[None]:
+def _usable_path(setting: str, path: Path) -> Iterator[None]:
     """Raise `HostError` if a path of the configuration cannot be used."""
     try:
         yield
@@ -246,12 +246,12 @@ async def _cancelled_at_exit() -> AsyncIterator[asyncio.TaskGroup]:
     try:
         async with asyncio.TaskGroup() as group:
             yield group
-            raise _Leave
-    except* _Leave:
+            raise _CancelTasks
+    except* _CancelTasks:
         pass
 
 
-class _Leave(Exception):
+class _CancelTasks(Exception):
     """Leaves the task group, which cancels its tasks."""
 
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from agent.lease.core.lease import read_bond, read_numbers
+from agent.lease.core.lease import read_lease, read_numbers
 from agent.machine import boottime_s
 from agent.machine.notify import notify
 from agent.runtime.core.records import unit_of
@@ -39,7 +39,7 @@ def overdue(folder: Path, now_s: float) -> Iterator[str]:
         if path.name.startswith("."):
             continue
         text = _read(path)
-        if text and read_bond(text).is_overdue(numbers[0] if numbers else None, now_s):
+        if text and read_lease(text).is_overdue(numbers[0] if numbers else None, now_s):
             yield path.name
 
 
@@ -56,16 +56,16 @@ def kill_unit(unit: str, below: Path = SLICE) -> bool:
 
     Its cgroup is found by its name, one or two slices down (systemd.slice(5)).
     """
-    found = False
+    had_processes = False
     for cgroup in (*below.glob(f"{unit}"), *below.glob(f"*/{unit}")):
         try:
             if "populated 1" in (cgroup / "cgroup.events").read_text():
                 (cgroup / "cgroup.kill").write_text("1")
-                found = True
+                had_processes = True
         except OSError as e:
             if cgroup.exists():
                 log.error("cannot kill %s: %s", cgroup, e)
-    return found
+    return had_processes
 
 
 def check(folder: Path, now_s: float, kill: Kill = kill_unit) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from agent.netplan import Ask, Gates, NetAnswer, TaskNet
+from agent.netplan import Gates, NetAnswer, NetRequest, TaskNet
 from agent.network.core.addresses import (
     VETH,
     alias_of,
@@ -43,7 +43,7 @@ _KEEP_SOCKET: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= 
 """From Python 3.13 on a server removes its socket when it ends; this socket belongs to systemd."""
 
 
-async def answer(ask: Ask) -> NetAnswer:
+async def answer(ask: NetRequest) -> NetAnswer:
     """Carry out a request, and return the networks that exist afterwards."""
     if ask.gates is not None:
         return set_gates(ask.gates)
@@ -70,7 +70,7 @@ async def answer(ask: Ask) -> NetAnswer:
     networks = await netlink.links(read_alias)
     whole = {net.task_id for net in networks}
     halves = [t for t in netlink.namespaces(NAMESPACES) if t not in whole]
-    networks += [_half(task_id) for task_id in halves]
+    networks += [_incomplete_network(task_id) for task_id in halves]
     return NetAnswer(networks=networks, lacks=lacks)
 
 
@@ -81,16 +81,16 @@ def set_gates(gates: Gates) -> NetAnswer:
     for cgroup in gates.hold:
         if not cgroup.startswith(f"{TASKS_SLICE}/") or ".." in cgroup:
             raise HostError(f"{cgroup} is not the cgroup of a task: it is not changed")
-    port_gates.keep([*gates.wanted, *gates.hold.values()], alone=gates.alone)
+    port_gates.make_gates([*gates.wanted, *gates.hold.values()], alone=gates.alone)
     held = [
         cgroup
         for cgroup, ports in gates.hold.items()
-        if port_gates.hold(CGROUPS / cgroup.lstrip("/"), ports)
+        if port_gates.attach(CGROUPS / cgroup.lstrip("/"), ports)
     ]
     return NetAnswer(held=held)
 
 
-def _half(task_id: str) -> TaskNet:
+def _incomplete_network(task_id: str) -> TaskNet:
     """Return the network of a task whose namespace exists without a complete link."""
     return TaskNet(
         task_id=task_id,
@@ -104,7 +104,7 @@ def _half(task_id: str) -> TaskNet:
 class NetService:
     """Answers requests one after the other."""
 
-    def __init__(self, do: Callable[[Ask], Awaitable[NetAnswer]] = answer) -> None:
+    def __init__(self, do: Callable[[NetRequest], Awaitable[NetAnswer]] = answer) -> None:
         self._do = do
         self._turn = asyncio.Lock()
         self.called = asyncio.Event()
@@ -126,7 +126,7 @@ class NetService:
 
     async def _answer(self, line: bytes) -> NetAnswer:
         try:
-            return await self._do(msgspec.json.decode(line, type=Ask))
+            return await self._do(msgspec.json.decode(line, type=NetRequest))
         except (HostError, msgspec.MsgspecError, OSError) as e:
             return NetAnswer(error=str(e))
         except Exception as e:

@@ -10,7 +10,7 @@ import msgspec
 
 GATES = "/sys/fs/bpf/twine-ports"
 """Folder of the BPF programs for ports, with one folder for each set of ports (ADR 0112)."""
-BOUND = ("bind4", "bind6")
+BIND_HOOKS = ("bind4", "bind6")
 """Attachment points of these programs: `bind` of an IPv4 and of an IPv6 socket."""
 _NAME_MAX = 64
 TUNNEL = "twine6"
@@ -57,7 +57,7 @@ class Gates(msgspec.Struct, frozen=True, kw_only=True):
     """Cgroup of a task, below the root of the hierarchy → the only ports that it may bind."""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class NetRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request. The fields that are set are carried out; the answer has the resulting state."""
 
     gates: Gates | None = None

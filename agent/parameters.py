@@ -9,7 +9,7 @@ import re
 
 from agent import api
 from agent.api.volumes import VOLUME_PATTERN
-from agent.host.callers import check_given
+from agent.host.callers import check_local_version
 from wire.errors import InvalidInput
 from wire.server import Call
 
@@ -62,7 +62,7 @@ def format_of(call: Call) -> api.ImageFormat:
 def version_of(call: Call, known_term: int) -> tuple[int | None, int | None]:
     """Return generation and epoch of a command about a task, None for a missing one."""
     generation, epoch = call.whole("generation"), call.whole("epoch")
-    check_given(call.peer, "a task", generation, epoch, known_term)
+    check_local_version(call.peer, "a task", generation, epoch, known_term)
     return generation, epoch
 
 

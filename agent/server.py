@@ -14,8 +14,8 @@ from agent.api.notices import HostNotices
 from agent.api.oci import ImageImports, ImportName
 from agent.api.presence import Presence
 from agent.api.unit import UnitShown
-from agent.credentials.credentials import MOST_BYTES
-from agent.host.callers import authorize_with, check_given, check_raw
+from agent.credentials.credentials import CREDENTIAL_MAX_BYTES
+from agent.host.callers import authorize_with, check_local_version, check_raw
 from agent.host.facts import agent_version
 from agent.host.logs import EVERYWHERE, LoggedRun
 from agent.images.images import IMAGE_FILES
@@ -55,17 +55,17 @@ def application(services: AgentServices, socket_group: str) -> web.Application:
 
 
 class _Handlers:
-    """What the handlers need."""
+    """Base of the handlers: the services that they call."""
 
     def __init__(self, services: AgentServices) -> None:
-        self._s = services
+        self._services = services
 
     @property
     def _ready(self) -> AgentServices:
         """Return the services; raise `Busy` until the agent has adopted the tasks of the host."""
-        if not self._s.ready:
+        if not self._services.ready:
             raise Busy("the agent is still comparing its records with the host; try again")
-        return self._s
+        return self._services
 
 
 class ImageHandlers(_Handlers):
@@ -73,14 +73,14 @@ class ImageHandlers(_Handlers):
 
     async def list_images(self, _: Call) -> api.Images:
         """List the images, each with the tasks that use it."""
-        found = await self._s.lanes.run(IMAGE_FILES, self._s.images.all)
-        return api.Images(images=[_with_users(self._s, info) for info in found])
+        found = await self._services.lanes.run(IMAGE_FILES, self._services.images.all)
+        return api.Images(images=[_with_users(self._services, info) for info in found])
 
     async def get_image(self, call: Call) -> api.ImageInfo:
         """Show an image."""
         digest = digest_of(call)
-        found = await self._s.lanes.run(IMAGE_FILES, self._s.images.get, digest)
-        return _with_users(self._s, found)
+        found = await self._services.lanes.run(IMAGE_FILES, self._services.images.get, digest)
+        return _with_users(self._services, found)
 
     async def put_image(self, call: Call) -> api.ImageInfo:
         """Import an image from the body of the request."""
@@ -99,23 +99,23 @@ class ImageHandlers(_Handlers):
     async def stage_image(self, call: Call) -> api.Ack:
         """Begin to import an image from a registry."""
         services, pull = self._ready, call.body
-        services.spawn(_staged(services, pull.reference))
+        services.spawn(_fetch_in_background(services, pull.reference))
         return api.Ack(detail=f"{pull.reference} is being fetched")
 
     async def list_imports(self, _: Call) -> ImageImports:
         """List the imports that run."""
-        return ImageImports(images=self._s.images.imports.all())
+        return ImageImports(images=self._services.images.imports.all())
 
     async def cancel_import(self, call: Call) -> api.Ack:
         """Cancel imports of an image."""
         asked: ImportName = call.body
-        count = self._s.images.imports.cancel(asked.name)
+        count = self._services.images.imports.cancel(asked.name)
         return api.Ack(detail=f"{count} cancelled")
 
     async def delete_image(self, call: Call) -> api.Ack:
         """Remove an image that no task uses."""
         services = self._ready
-        await services.images.delete(digest_of(call), services.tasks.using)
+        await services.images.delete(digest_of(call), services.tasks.tasks_using)
         return api.Ack(detail="deleted")
 
 
@@ -132,7 +132,7 @@ class AgentTaskHandlers(_Handlers):
         spec: api.TaskSpec = call.body
         check_raw(call.peer, task_id, spec)
         term = services.contact.term
-        check_given(call.peer, f"task {task_id}", spec.generation, spec.epoch, term)
+        check_local_version(call.peer, f"task {task_id}", spec.generation, spec.epoch, term)
         services.contact.check_command(task_id, spec, *_record_contact(services, call, spec.epoch))
         return await services.tasks.put(task_id, spec)
 
@@ -163,7 +163,7 @@ class AgentTaskHandlers(_Handlers):
         """Change the resources of a task while it runs."""
         services, task_id, resize = self._ready, task_id_of(call), call.body
         term = services.contact.term
-        check_given(call.peer, f"task {task_id}", resize.generation, resize.epoch, term)
+        check_local_version(call.peer, f"task {task_id}", resize.generation, resize.epoch, term)
         return await services.tasks.resize(task_id, resize)
 
     async def get_usage(self, _: Call) -> Usages:
@@ -179,7 +179,7 @@ class AgentTaskHandlers(_Handlers):
             since=call.number("since"),
             tail=call.whole("tail"),
         )
-        return lines if services.tasks.knows(task_id) else await _some(lines, task_id)
+        return lines if services.tasks.knows(task_id) else await _or_not_found(lines, task_id)
 
     async def get_unit(self, call: Call) -> UnitShown:
         """Show the systemd unit of a task."""
@@ -199,38 +199,40 @@ class HostHandlers(_Handlers):
 
     async def get_machine(self, _: Call) -> api.MachineFacts:
         """Show the facts of the machine."""
-        return await self._s.facts()
+        return await self._services.facts()
 
     async def put_profile(self, call: Call) -> api.ProfileStatus:
         """Record a host profile and begin to apply it."""
         spec: api.ProfileSpec = call.body
-        check_given(call.peer, "the profile", spec.generation, spec.epoch, self._s.contact.term)
-        latest = self._s.contact.request_epoch if call.peer.role == "local" else None
-        if await self._s.profile.ask(spec, latest):
-            self._s.spawn(self._s.profile.apply())
-        return await self._s.profile.status()
+        check_local_version(
+            call.peer, "the profile", spec.generation, spec.epoch, self._services.contact.term
+        )
+        latest = self._services.contact.request_epoch if call.peer.role == "local" else None
+        if await self._services.profile.ask(spec, latest):
+            self._services.spawn(self._services.profile.apply())
+        return await self._services.profile.status()
 
     async def get_profile(self, _: Call) -> api.ProfileStatus:
         """Show the state of the host profile."""
-        return await self._s.profile.status()
+        return await self._services.profile.status()
 
     async def put_notices(self, call: Call) -> HostNotices:
         """Replace the notices of the host."""
         notices: HostNotices = call.body
-        check_given(call.peer, "notices", 1, notices.epoch, self._s.contact.term)
-        return await self._s.notices.put(notices)
+        check_local_version(call.peer, "notices", 1, notices.epoch, self._services.contact.term)
+        return await self._services.notices.put(notices)
 
     async def get_events(self, call: Call) -> api.Events:
         """Return the events after a number; can wait for one."""
         after = call.whole("after") or 0
         wait_s = min(call.number("wait_s", 0) or 0.0, MAX_EVENT_WAIT_S)
-        _record_contact(self._s, call, call.whole("epoch") or 0)
-        events = await self._s.events.after(after, self._s.contact.wait_s(wait_s))
-        return msgspec.structs.replace(events, answered=self._s.contact.answer())
+        _record_contact(self._services, call, call.whole("epoch") or 0)
+        events = await self._services.events.after(after, self._services.contact.wait_s(wait_s))
+        return msgspec.structs.replace(events, answered=self._services.contact.answer())
 
     async def get_accounts(self, _: Call) -> Accounts:
         """Compare the objects on the host with the records."""
-        return Accounts(accounts=await self._ready.accounts.look())
+        return Accounts(accounts=await self._ready.accounts.inspect())
 
     async def repair_accounts(self, _: Call) -> Accounts:
         """Repair what differs between objects and records."""
@@ -255,20 +257,20 @@ class HostHandlers(_Handlers):
 
     async def renew_identity(self, _: Call) -> api.Ack:
         """Begin to renew the certificate of the host."""
-        if not self._s.domain():
+        if not self._services.domain():
             raise Unprocessable("this host has joined no control plane", hint="twine-agent join …")
-        self._s.spawn(self._s.renew())
+        self._services.spawn(self._services.renew())
         return api.Ack()
 
     async def get_presence(self, _: Call) -> Presence:
         """Show the boot and the clone check of the host."""
-        return self._s.uniqueness.presence()
+        return self._services.clones.presence()
 
     async def leave(self, call: Call) -> api.Running:
         """Stop the tasks, because the host shuts down."""
         if call.peer.role != "local":
             raise Forbidden("only the host itself may announce that it goes down")
-        return api.Running(tasks=await self._s.leaving.begin())
+        return api.Running(tasks=await self._services.leaving.begin())
 
     async def healthz(self, _: Call) -> api.Liveness:
         """Answer that this process is alive."""
@@ -284,7 +286,7 @@ class CredentialHandlers(_Handlers):
 
     async def list_credentials(self, _: Call) -> Credentials:
         """List the credentials, without their values."""
-        return Credentials(credentials=self._s.credentials.all())
+        return Credentials(credentials=self._services.credentials.all())
 
     async def put_credential(self, call: Call) -> CredentialInfo:
         """Keep a credential in memory."""
@@ -294,7 +296,7 @@ class CredentialHandlers(_Handlers):
         value = b""
         async for chunk in call.stream:
             value += chunk
-            if len(value) > MOST_BYTES:
+            if len(value) > CREDENTIAL_MAX_BYTES:
                 break
         return credentials.put(entitlement, name, value)
 
@@ -327,7 +329,7 @@ def _run_of(s: AgentServices, task_id: str, *, previous: bool) -> LoggedRun:
     return LoggedRun(unit_of(task_id), namespace, ended)
 
 
-async def _some(lines: AsyncIterator[bytes], task_id: str) -> AsyncIterator[bytes]:
+async def _or_not_found(lines: AsyncIterator[bytes], task_id: str) -> AsyncIterator[bytes]:
     """Return the output of a removed task; raise `NotFound` if the journal has none."""
     try:
         first = await anext(lines)
@@ -346,10 +348,10 @@ async def _some(lines: AsyncIterator[bytes], task_id: str) -> AsyncIterator[byte
 
 
 def _with_users(s: AgentServices, info: api.ImageInfo) -> api.ImageInfo:
-    return msgspec.structs.replace(info, tasks=s.tasks.using(info.digest))
+    return msgspec.structs.replace(info, tasks=s.tasks.tasks_using(info.digest))
 
 
-async def _staged(s: AgentServices, reference: str) -> None:
+async def _fetch_in_background(s: AgentServices, reference: str) -> None:
     """Fetch an image in the background; events report the outcome."""
     try:
         await s.images.pull(reference)

@@ -56,7 +56,7 @@ class AgentServices:
     """Runs a coroutine concurrently with the request, in the daemon's task group."""
     renew: Callable[[], Coroutine[Any, Any, None]]
     """Fetches this host's next certificate."""
-    uniqueness: CloneCheck
+    clones: CloneCheck
     """Checks whether another host has the same identity."""
     last_term: FencingTerm
     """The latest term of a control plane."""

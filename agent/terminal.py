@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import sys
@@ -23,6 +24,8 @@ from wire.errors import HostError, TwineError, Unreachable, from_problem
 from wire.flow import Inflow, Outflow
 
 _CHUNK = 32 << 10
+_SIGNAL = re.compile(r"SIG(?:(?P<number>\d+)|(?P<name>[A-Z0-9]+)(?:\+(?P<above>\d+))?)")
+"""Names of signals as agents report them: SIGKILL, SIGRTMIN+6, SIG32."""
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that are forwarded to the command if no terminal sends them."""
 
@@ -52,34 +55,36 @@ def _raw(wanted: bool) -> Iterator[None]:
         termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
-async def attend(duplex: Duplex, *, terminal: bool, with_input: bool) -> int:
+async def run_session(duplex: Duplex, *, terminal: bool, with_input: bool) -> int:
     """Transfer input and output of a session; return the exit code for the shell.
 
     If a signal ended the command, the exit code is 128 plus its number, as in a shell. Raises the
     error that prevented the command from running.
     """
     loop = asyncio.get_running_loop()
-    words: set[asyncio.Task[None]] = set()
+    messages: set[asyncio.Task[None]] = set()
     sending, shown = Outflow(), Inflow()
 
-    def send_word(word: ExecWord) -> None:
+    def send_message(word: ExecWord) -> None:
         sending = asyncio.ensure_future(duplex.send(msgspec.json.encode(word).decode()))
-        words.add(sending)
-        sending.add_done_callback(words.discard)
+        messages.add(sending)
+        sending.add_done_callback(messages.discard)
 
     def send_signal(number: int) -> None:
-        send_word(ExecWord(signal=number))
+        send_message(ExecWord(signal=number))
 
     with _raw(terminal):
         if terminal:
-            loop.add_signal_handler(signal.SIGWINCH, lambda: send_word(ExecWord(window=window())))
+            loop.add_signal_handler(
+                signal.SIGWINCH, lambda: send_message(ExecWord(window=window()))
+            )
         else:
             for number in _PASSED_ON:
                 loop.add_signal_handler(number, send_signal, int(number))
-        typing = asyncio.ensure_future(_type(duplex, sending)) if with_input else None
+        typing = asyncio.ensure_future(_send_input(duplex, sending)) if with_input else None
         if typing is None and not terminal:
-            send_word(ExecWord(end_of_input=True))
-        showing = asyncio.ensure_future(_show(duplex, shown))
+            send_message(ExecWord(end_of_input=True))
+        showing = asyncio.ensure_future(_write_output(duplex, shown))
         receiving = asyncio.ensure_future(_receive(duplex, shown, sending))
         try:
             await asyncio.wait({receiving, showing}, return_when=asyncio.FIRST_COMPLETED)
@@ -94,7 +99,7 @@ async def attend(duplex: Duplex, *, terminal: bool, with_input: bool) -> int:
                     future.cancel()
     if end.detail:
         sys.stderr.write(f"{end.detail}\n")
-    return _code(end)
+    return _exit_code(end)
 
 
 async def _outcome(
@@ -115,7 +120,7 @@ async def _outcome(
     return await receiving
 
 
-async def _type(duplex: Duplex, sending: Outflow) -> None:
+async def _send_input(duplex: Duplex, sending: Outflow) -> None:
     """Send standard input as fast as the command reads it, then the end of input."""
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[bytes](4)
 
@@ -140,7 +145,7 @@ async def _type(duplex: Duplex, sending: Outflow) -> None:
 
 
 async def _receive(duplex: Duplex, shown: Inflow, sending: Outflow) -> ExecEnd:
-    """Pass received output to `_show`; return the session's last message."""
+    """Pass received output to `_write_output`; return the session's last message."""
     async for frame in duplex.frames():
         if isinstance(frame, str):
             return msgspec.json.decode(frame, type=ExecEnd)
@@ -151,7 +156,7 @@ async def _receive(duplex: Duplex, shown: Inflow, sending: Outflow) -> ExecEnd:
     raise Unreachable("the session ended before the command did")
 
 
-async def _show(duplex: Duplex, shown: Inflow) -> None:
+async def _write_output(duplex: Duplex, shown: Inflow) -> None:
     """Write the received output, and report the number of written bytes to the agent."""
     output = _Output()
     await duplex.send(taken_frame(0))
@@ -200,10 +205,21 @@ def _settle(written: asyncio.Future[None], failed: OSError | None) -> None:
         written.set_exception(failed)
 
 
-def _code(end: ExecEnd) -> int:
+def _exit_code(end: ExecEnd) -> int:
     if end.problem is not None:
         error: TwineError = from_problem(end.problem)
         raise error
     if end.signal is not None:
-        return 128 + getattr(signal, end.signal, 0)
+        return 128 + _signal_number(end.signal)
     return end.code or 0
+
+
+def _signal_number(name: str) -> int:
+    """Return the number of a signal, 0 for an unknown name."""
+    found = _SIGNAL.fullmatch(name)
+    if found is None:
+        return 0
+    if found["number"]:
+        return int(found["number"])
+    known = signal.Signals.__members__.get(f"SIG{found['name']}")
+    return 0 if known is None else known + int(found["above"] or 0)

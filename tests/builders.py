@@ -25,7 +25,7 @@ from agent.machine.fake import FakeMachine
 from agent.machine.fake_programs import ends_with
 from agent.runtime.core.records import TaskRecord, key_of
 from agent.services import AgentServices
-from agent.tasks.core.lifecycle import SeenTask, SeenUnit
+from agent.tasks.core.lifecycle import ObservedTask, ObservedUnit
 from wire.errors import NotFound
 
 IMAGE = "sha256:" + "1" * 64
@@ -44,10 +44,10 @@ def a_record(**fields: Any) -> TaskRecord:
     return TaskRecord(**{"task_id": "web", "spec": a_spec(), **fields})
 
 
-def a_unit(task: TaskRecord | None = None, **fields: Any) -> SeenUnit:
+def a_unit(task: TaskRecord | None = None, **fields: Any) -> ObservedUnit:
     """Return a unit that runs what the task asks for."""
     spec = (task or a_record()).spec
-    return SeenUnit(
+    return ObservedUnit(
         **{
             "active": "active",
             "sub": "running",
@@ -60,7 +60,7 @@ def a_unit(task: TaskRecord | None = None, **fields: Any) -> SeenUnit:
     )
 
 
-def an_ended_unit(task: TaskRecord | None = None, code: int = 1, **fields: Any) -> SeenUnit:
+def an_ended_unit(task: TaskRecord | None = None, code: int = 1, **fields: Any) -> ObservedUnit:
     """Return a unit whose process ended with this code at second 100."""
     good = code == 0
     return a_unit(
@@ -76,9 +76,9 @@ def an_ended_unit(task: TaskRecord | None = None, code: int = 1, **fields: Any) 
     )
 
 
-def seen(unit: SeenUnit | None = None, **fields: Any) -> SeenTask:
+def seen(unit: ObservedUnit | None = None, **fields: Any) -> ObservedTask:
     """Return an observation of a task whose root exists by default."""
-    return SeenTask(**{"unit": unit, "root": True, "leftover": True, "boot_id": BOOT, **fields})
+    return ObservedTask(**{"unit": unit, "root": True, "leftover": True, "boot_id": BOOT, **fields})
 
 
 def a_tar(**files: str) -> bytes:

@@ -32,6 +32,10 @@ class Certificate(Reported, frozen=True, kw_only=True):
     not_after: Moment
     cluster: Id = ""
     """Trust domain; empty from a control plane of an earlier release."""
+    location: Location | None = None
+    """Location of the machine in the inventory; only after a join, None from an earlier release."""
+    machine_type: Name | None = None
+    """Type of the machine in the inventory, like `location`."""
 
 
 class RenewRequest(Reported, frozen=True, kw_only=True):

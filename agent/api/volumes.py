@@ -90,7 +90,7 @@ def contradiction(volumes: Mapping[str, Volume], memory_max_bytes: int) -> tuple
     """Return field and reason of the first contradiction; None for none."""
     taken: dict[str, str] = {}
     for name, volume in volumes.items():
-        if why := _odd(volume, memory_max_bytes):
+        if why := _contradiction_of(volume, memory_max_bytes):
             return f"volumes.{name}.{why[0]}", why[1]
         for path, other in taken.items():
             if _within(volume.path, path) or _within(path, volume.path):
@@ -100,7 +100,7 @@ def contradiction(volumes: Mapping[str, Volume], memory_max_bytes: int) -> tuple
     return None
 
 
-def _odd(volume: Volume, memory_max_bytes: int) -> tuple[str, str] | None:
+def _contradiction_of(volume: Volume, memory_max_bytes: int) -> tuple[str, str] | None:
     if any(_within(volume.path, top) for top in _RESERVED):
         return "path", (
             f"{volume.path} is reserved for the kernel: choose a path outside "

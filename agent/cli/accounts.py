@@ -26,10 +26,10 @@ def gc(config_path: Path | None, explain: bool, output: str) -> None:
     The agent also does this every ten minutes.
     """
     if explain:
-        found = call(config_path, lambda c: c.get_accounts())
-        return show.json(found) if output == "json" else _table(found.accounts)
+        report = call(config_path, lambda c: c.get_accounts())
+        return show.json(report) if output == "json" else _print_accounts(report.accounts)
     done = call(config_path, lambda c: c.collect_garbage())
-    return show.json(done) if output == "json" else _lines(done, "nothing to remove")
+    return show.json(done) if output == "json" else _print_lines(done, "nothing to remove")
 
 
 @click.command()
@@ -42,28 +42,28 @@ def fsck(config_path: Path | None, repair: bool, output: str) -> None:
     The exit code is 1 if they do not; with --repair, if a fault remains.
     """
     if repair:
-        found = call(config_path, lambda c: c.repair_accounts())
+        report = call(config_path, lambda c: c.repair_accounts())
     else:
         all_ = call(config_path, lambda c: c.get_accounts())
-        found = Accounts(accounts=[a for a in all_.accounts if a.wrong])
+        report = Accounts(accounts=[a for a in all_.accounts if a.wrong])
     if output == "json":
-        show.json(found)
-    elif found.accounts:
-        _lines(found, "")
-        _table(found.accounts)
+        show.json(report)
+    elif report.accounts:
+        _print_lines(report, "")
+        _print_accounts(report.accounts)
     else:
-        _lines(found, "all is accounted for")
-    if found.accounts:
+        _print_lines(report, "all is accounted for")
+    if report.accounts:
         sys.exit(1)
 
 
-def _lines(found: Accounts, otherwise: str) -> None:
-    for line in found.done or [otherwise]:
+def _print_lines(report: Accounts, otherwise: str) -> None:
+    for line in report.done or [otherwise]:
         if line:
             click.echo(show.printable(line))
 
 
-def _table(accounts: list[Account]) -> None:
+def _print_accounts(accounts: list[Account]) -> None:
     rows = [
         (
             a.kind,

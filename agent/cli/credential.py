@@ -44,11 +44,12 @@ def put(config_path: Path | None, name: str, entitlement: str, file: BinaryIO) -
 @click.pass_obj
 def list_(config_path: Path | None, output: str) -> None:
     """List the credentials; their values are never shown."""
-    found = call(config_path, lambda client: client.list_credentials())
+    credentials = call(config_path, lambda client: client.list_credentials())
     rows = [
-        (c.entitlement, c.name, str(c.size_bytes), show.age(c.put_at)) for c in found.credentials
+        (c.entitlement, c.name, str(c.size_bytes), show.age(c.put_at))
+        for c in credentials.credentials
     ]
-    show.listing(output, found, ("ENTITLEMENT", "NAME", "BYTES", "AGE"), rows)
+    show.listing(output, credentials, ("ENTITLEMENT", "NAME", "BYTES", "AGE"), rows)
 
 
 @also(credential, "rm")

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @click.pass_obj
 def facts(config_path: Path | None, output: str) -> None:
     """Show the facts of this machine."""
-    found = call(config_path, lambda c: c.get_machine())
-    rows = [(k, _fact(k, v)) for k, v in msgspec.to_builtins(found).items()]
-    show.listing(output, found, ("FACT", "VALUE"), rows)
+    machine = call(config_path, lambda c: c.get_machine())
+    rows = [(k, _fact(k, v)) for k, v in msgspec.to_builtins(machine).items()]
+    show.listing(output, machine, ("FACT", "VALUE"), rows)
 
 
 def _fact(name: str, value: Any) -> str:
@@ -49,14 +49,14 @@ def events(config_path: Path | None, follow: bool, output: str) -> None:
     """
 
     async def read(client: AgentClient) -> None:
-        found = await client.get_events(await _oldest(client))
+        page = await client.get_events(await _oldest(client))
         printed: dict[str, str] = {}
         while True:
-            for event in found.events:
+            for event in page.events:
                 _print_event(event, output, printed)
             if not follow:
                 return
-            found = await client.get_events(found.latest, wait_s=30)
+            page = await client.get_events(page.latest, wait_s=30)
 
     call(config_path, read)
 

@@ -39,12 +39,12 @@ def image() -> None:
 @click.pass_obj
 def images(config_path: Path | None, output: str) -> None:
     """Show the images on this machine."""
-    found = call(config_path, lambda c: c.list_images())
+    answer = call(config_path, lambda c: c.list_images())
     rows = [
         (i.digest, str(i.format), about_size(i.stream_bytes), ", ".join(i.tasks) or "-")
-        for i in found.images
+        for i in answer.images
     ]
-    show.listing(output, found, ("IMAGE", "FORMAT", "SIZE", "TASKS"), rows)
+    show.listing(output, answer, ("IMAGE", "FORMAT", "SIZE", "TASKS"), rows)
 
 
 @also(image, "rm")
@@ -56,18 +56,18 @@ def image_rm(config_path: Path | None, digest: str) -> None:
 
     async def remove(client: AgentClient) -> str:
         held = [i.digest for i in (await client.list_images()).images]
-        found = [d for d in held if d.removeprefix("sha256:").startswith(_digits(digest))]
-        if len(found) > 1:
+        matches = [d for d in held if d.removeprefix("sha256:").startswith(_digits(digest))]
+        if len(matches) > 1:
             raise InvalidInput(
-                f"{digest} is a prefix of {len(found)} images",
-                hint="give more digits: " + ", ".join(found[:3]),
+                f"{digest} is a prefix of {len(matches)} images",
+                hint="give more digits: " + ", ".join(matches[:3]),
             )
-        if not found:
+        if not matches:
             raise NotFound(
                 f"there is no image {digest} on this machine", hint="twine-agent image list"
             )
-        await client.delete_image(found[0])
-        return found[0]
+        await client.delete_image(matches[0])
+        return matches[0]
 
     click.echo(f"{call(config_path, remove)}: removed")
 
@@ -142,7 +142,7 @@ async def fetch(client: AgentClient, reference: str) -> api.ImageInfo:
             task.cancel()
         await asyncio.gather(fetching, following, return_exceptions=True)
     with suppress(TwineError):  # the image is here; a failure to read its last events is harmless
-        await progress.look(0.0)
+        await progress.print_new(0.0)
     return info
 
 
@@ -152,24 +152,24 @@ class _Progress:
     def __init__(self, client: AgentClient, after: int, reference: str) -> None:
         self._client, self._after = client, after
         self._first = api.pull_event_text(reference)
-        self._mine = set[str]()
+        self._digests = set[str]()
 
     async def follow(self) -> None:
         while True:
-            await self.look(10.0)
+            await self.print_new(10.0)
 
-    async def look(self, wait_s: float) -> None:
+    async def print_new(self, wait_s: float) -> None:
         events = await self._client.get_events(self._after, wait_s=wait_s)
         self._after = events.latest
         for event in events.events:
             if event.message == self._first:
-                self._mine.add(event.object)
-            if event.kind == "image" and event.object in self._mine:
+                self._digests.add(event.object)
+            if event.kind == "image" and event.object in self._digests:
                 short = event.object.removeprefix("sha256:")[:12]
                 click.echo(show.printable(f"{short}: {event.message}"), err=True)
 
 
-async def image_of(client: AgentClient, image: str) -> str:
+async def resolve_image(client: AgentClient, image: str) -> str:
     """Return the digest of an image, given in any form, once it is on this machine."""
     kind, _, rest = image.partition(":")
     if kind == "sha256":
@@ -180,11 +180,11 @@ async def image_of(client: AgentClient, image: str) -> str:
         with archived(kind, rest) as archive:
             return await _put(client, archive, api.ImageFormat.OCI, image)
     if not Path(image).is_file():
-        raise InvalidInput(f"{image!r} is neither a digest nor a file", hint=_suggested(image))
+        raise InvalidInput(f"{image!r} is neither a digest nor a file", hint=_hint_for(image))
     return await _put(client, Path(image), api.ImageFormat.TAR, image)
 
 
-def _suggested(image: str) -> str:
+def _hint_for(image: str) -> str:
     """Return a hint for a name that is no image."""
     if Path(image, "index.json").is_file():
         return f"name this layout as oci-layout:{image}"

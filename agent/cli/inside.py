@@ -29,7 +29,7 @@ def exec_task(
 
     Ends with the command's exit code, or 128 and the number of the signal that ended it.
     """
-    from agent.terminal import attend, is_terminal, window
+    from agent.terminal import is_terminal, run_session, window
 
     terminal = is_terminal() if tty is None else tty
 
@@ -39,6 +39,6 @@ def exec_task(
             name, list(command), tty=terminal, rows=size.rows, columns=size.columns
         )
         async with session as duplex:
-            return await attend(duplex, terminal=terminal, with_input=stdin)
+            return await run_session(duplex, terminal=terminal, with_input=stdin)
 
     sys.exit(call(config_path, run))

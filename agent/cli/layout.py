@@ -123,14 +123,14 @@ def _read(path: Path, name: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > _DOCUMENT_MAX_BYTES:
             raise ValueError("it is too large")
-        found = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except FileNotFoundError as e:
         raise InvalidInput(f"{name} is not an OCI layout: it has no {path.name}") from e
     except (OSError, ValueError, RecursionError) as e:
         raise InvalidInput(f"{path.name} of {name} cannot be read: {e}") from e
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise InvalidInput(f"{path.name} of {name} is not a JSON object")
-    return found
+    return document
 
 
 def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:

@@ -41,7 +41,7 @@ def run_program(cli: click.Command) -> None:
 def fail(error: TwineError) -> NoReturn:
     """Print the error and its hint, and exit."""
     click.echo(f"twine-agent: {printable(str(error))}", err=True)
-    lines = [printable(f"{one.field}: {one.reason}") for one in error.errors]
+    lines = [printable(f"{violation.field}: {violation.reason}") for violation in error.errors]
     for line in lines if any(line not in str(error) for line in lines) else ():
         click.echo(f"  {line}", err=True)
     if error.hint:

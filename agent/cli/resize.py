@@ -25,7 +25,7 @@ class _Io(click.ParamType[api.IoLimit]):
         """Return the limits in a text such as `device=/dev/vda,write_bytes_per_s=10MiB`."""
         if isinstance(value, api.IoLimit):
             return value
-        fields, found = api.IoLimit.__struct_fields__, dict[str, Any]()
+        fields, limits = api.IoLimit.__struct_fields__, dict[str, Any]()
         for part in value.split(","):
             key, _, text = part.partition("=")
             key, text = key.strip(), text.strip()
@@ -33,11 +33,11 @@ class _Io(click.ParamType[api.IoLimit]):
                 self.fail(
                     f"{part!r} is not one of {', '.join(f'{f}=…' for f in fields)}", param, ctx
                 )
-            if key in found:
+            if key in limits:
                 self.fail(f"{key} is given twice", param, ctx)
-            found[key] = text if key == "device" else self._rate(key, text, param, ctx)
+            limits[key] = text if key == "device" else self._rate(key, text, param, ctx)
         try:
-            return msgspec.convert(found, api.IoLimit)
+            return msgspec.convert(limits, api.IoLimit)
         except msgspec.ValidationError as e:
             self.fail(f"{value!r}: {e}", param, ctx)
 

@@ -80,7 +80,7 @@ def join(config_path: Path | None, /, url: str, **options: str) -> None:
     identity = HostIdentity(Path(config.state_dir) / "identity")
     invitation = Invitation(url, options["token"], options["ca_hash"])
     joined = asyncio.run(identity.join(invitation, candidate))
-    write_location(candidate)
+    write_location(joined.recorded or candidate)
     click.echo(f"{joined.machine} joined {joined.control_plane_url}")
 
 
@@ -144,9 +144,9 @@ def config_group(context: click.Context) -> None:
 @click.pass_obj
 def show_config(config_path: Path | None, origin: bool, output: str) -> None:
     """Show the configuration in force: agent.toml, then the files of agent.toml.d/ by name."""
-    found = load_with_origins(config_path)
-    fields = msgspec.to_builtins(found.config)
-    from_ = {name: str(found.origins.get(name, "default")) for name in fields}
+    sources = load_with_origins(config_path)
+    fields = msgspec.to_builtins(sources.config)
+    from_ = {name: str(sources.origins.get(name, "default")) for name in fields}
     if output == "json":
         with_origin = {n: {"value": v, "origin": from_[n]} for n, v in fields.items()}
         return show.json(with_origin if origin else fields)

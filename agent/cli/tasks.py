@@ -14,11 +14,11 @@ import click
 
 from agent import api
 from agent.cli import show
-from agent.cli.asked import checked, combined
-from agent.cli.image import image_of
+from agent.cli.image import resolve_image
 from agent.cli.program import call
 from agent.cli.show import output_option
-from agent.cli.waiting import StatusWatch, is_as_asked
+from agent.cli.task_options import checked_spec, task_document
+from agent.cli.waiting import StatusWatch, is_as_requested
 from agent.usage import TaskUsage, Usages
 from wire import options
 from wire.cpus import listed
@@ -115,27 +115,27 @@ def run(config_path: Path | None, /, name: str, command: tuple[str, ...], **give
 
     Without a command an OCI image runs its own.
     """
-    wait, asked = given["wait"], combined(given) | {"command": list(command)}
+    wait, asked = given["wait"], task_document(given) | {"command": list(command)}
 
     async def start(client: AgentClient) -> tuple[api.TaskStatus, bool]:
-        image = await image_of(client, given["image"])
+        image = await resolve_image(client, given["image"])
         watch = StatusWatch(client)
-        before = await watch.known(name)
+        before = await watch.begin(name)
         latest = 0 if before is None else before.generation  # the clock may have been set back
         asked["generation"] = max(time.time_ns() // 1_000_000, latest + 1)
-        spec = checked(asked | {"image": image})
+        spec = checked_spec(asked | {"image": image})
         status = await client.put_task(name, spec)
         if not wait:
             return status, True
-        status = await watch.verdict(name)
+        status = await watch.wait_settled(name)
         if spec.life.health_gate_s is None:
-            return status, is_as_asked(status) and status.generation == spec.generation
-        return await watch.through_gate(name, spec, status, first=before is None)
+            return status, is_as_requested(status) and status.generation == spec.generation
+        return await watch.wait_for_gate(name, spec, status, first=before is None)
 
     status, well = call(config_path, start)
     click.echo(f"{status.task_id}: {status.state}, {status.health}. {status.reason}".rstrip(". "))
     if not well:
-        if status.generation == asked["generation"] and is_as_asked(status):
+        if status.generation == asked["generation"] and is_as_requested(status):
             click.echo(f"{name}: it did not run for the whole time of its health gate", err=True)
         sys.exit(1)
 
@@ -174,9 +174,9 @@ def stop(config_path: Path | None, name: str, wait: bool) -> None:
 
     async def end(client: AgentClient) -> str:
         watch = StatusWatch(client)
-        await watch.known(name)
+        await watch.begin(name)
         leaving = await client.delete_task(name)
-        return await watch.gone(name, leaving.generation) if wait else "stopping"
+        return await watch.wait_removed(name, leaving.generation) if wait else "stopping"
 
     click.echo(f"{name}: {call(config_path, end)}")
 
@@ -236,13 +236,13 @@ def restart(config_path: Path | None, name: str, wait: bool) -> None:
 
     async def again(client: AgentClient) -> api.TaskStatus:
         watch = StatusWatch(client)
-        before = await watch.known(name)
+        before = await watch.begin(name)
         status = await client.restart_task(name)
-        return await watch.verdict(name, before) if wait else status
+        return await watch.wait_settled(name, before) if wait else status
 
     status = call(config_path, again)
     click.echo(f"{status.task_id}: {status.state}, {status.health}. {status.reason}".rstrip(". "))
-    if wait and not is_as_asked(status):
+    if wait and not is_as_requested(status):
         sys.exit(1)
 
 

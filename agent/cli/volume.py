@@ -28,7 +28,7 @@ def volume() -> None:
 @click.pass_obj
 def volume_list(config_path: Path | None, output: str) -> None:
     """Show volumes and snapshots: usage, size, and the tasks that use them."""
-    found = call(config_path, lambda c: c.list_volumes())
+    answer = call(config_path, lambda c: c.list_volumes())
     rows = [
         (
             v.entitlement or "-",
@@ -38,10 +38,10 @@ def volume_list(config_path: Path | None, output: str) -> None:
             "-" if v.max_bytes is None else about_size(v.max_bytes),
             ", ".join(v.tasks) or "-",
         )
-        for v in found.volumes
+        for v in answer.volumes
     ]
     head = ("ENTITLEMENT", "VOLUME", "KIND", "USED", "MOST", "TASKS")
-    show.listing(output, found, head, rows)
+    show.listing(output, answer, head, rows)
 
 
 @volume.command("snapshot")

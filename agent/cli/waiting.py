@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from agent import api
-from agent.tasks.core.gate import is_asked
+from agent.tasks.core.gate import has_health_probe
 from wire.errors import Busy, NotFound, Unreachable
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PATIENCE_S = 60.0
 """How long an agent may be unreachable during a wait; a restart takes seconds."""
-AGAIN_S = 0.5
-NEWS_S = 10.0
+RETRY_S = 0.5
+EVENT_WAIT_S = 10.0
 """How long one request waits for a new event."""
-GO_BACK_S = 30.0
+ROLLBACK_S = 30.0
 """Time after a failed health gate until the host has begun to restore the old version."""
 _ENDED = (api.TaskState.FAILED, api.TaskState.STOPPED)
 
@@ -38,36 +38,36 @@ class StatusWatch:
 
     async def task(self, name: str) -> api.TaskStatus:
         """Return the state of a task, or raise `NotFound`."""
-        return await _patiently(lambda: self._client.get_task(name))
+        return await _with_retries(lambda: self._client.get_task(name))
 
-    async def known(self, name: str) -> api.TaskStatus | None:
-        """Return the state of a task, None without it; later events count as news."""
+    async def begin(self, name: str) -> api.TaskStatus | None:
+        """Return the state of a task, None if there is none. Events from now on count as new."""
         self._after = (await self._client.get_events(0)).latest
         try:
             return await self.task(name)
         except NotFound:
             return None
 
-    async def news(self, wait_s: float = NEWS_S) -> None:
+    async def wait_for_event(self, wait_s: float = EVENT_WAIT_S) -> None:
         """Wait for a new event, at most `wait_s`."""
         asked = partial(self._client.get_events, self._after, wait_s=wait_s)
-        self._after = (await _patiently(asked)).latest
+        self._after = (await _with_retries(asked)).latest
 
-    async def verdict(self, name: str, before: api.TaskStatus | None = None) -> api.TaskStatus:
+    async def wait_settled(self, name: str, before: api.TaskStatus | None = None) -> api.TaskStatus:
         """Return a task once it runs with known health, or has ended.
 
         With `before`, the state before a restart: not before the task has been restarted.
         """
         while True:
             status = await self.task(name)
-            if before is None or not _is_as(status, before):
+            if before is None or not _is_unchanged(status, before):
                 if status.state in (*_ENDED, api.TaskState.BACKOFF):
                     return status
                 if status.state is api.TaskState.RUNNING and status.health != api.Health.UNKNOWN:
                     return status
-            await self.news()
+            await self.wait_for_event()
 
-    async def through_gate(
+    async def wait_for_gate(
         self, name: str, spec: api.TaskSpec, status: api.TaskStatus, *, first: bool
     ) -> tuple[api.TaskStatus, bool]:
         """Return a task once its health gate is decided, and whether it passed.
@@ -80,15 +80,17 @@ class StatusWatch:
         while status.generation == spec.generation:
             healthy = status.state is api.TaskState.RUNNING and status.health is api.Health.HEALTHY
             left = until - time.monotonic()
-            if healthy and (is_asked(spec) or (left <= 0 and status.invocation_id == began)):
+            if healthy and (
+                has_health_probe(spec) or (left <= 0 and status.invocation_id == began)
+            ):
                 return status, True
-            if left <= (0 if first else -GO_BACK_S) or (first and status.state in _ENDED):
+            if left <= (0 if first else -ROLLBACK_S) or (first and status.state in _ENDED):
                 return status, False
-            await self.news(min(left, NEWS_S) if left > 0 else AGAIN_S)
+            await self.wait_for_event(min(left, EVENT_WAIT_S) if left > 0 else RETRY_S)
             status = await self.task(name)
-        return await self.verdict(name), False
+        return await self.wait_settled(name), False
 
-    async def gone(self, name: str, generation: int) -> str:
+    async def wait_removed(self, name: str, generation: int) -> str:
         """Wait until a stopped task is removed; return the outcome as text."""
         while True:
             try:
@@ -99,10 +101,10 @@ class StatusWatch:
                 return (
                     f"stopped, and then requested again by its owner (generation {now.generation})"
                 )
-            await self.news()
+            await self.wait_for_event()
 
 
-async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
+async def _with_retries(ask: Callable[[], Awaitable[T]]) -> T:
     late = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -110,16 +112,16 @@ async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
         except (Unreachable, Busy):
             if time.monotonic() >= late:
                 raise
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_S)
 
 
-def _is_as(status: api.TaskStatus, before: api.TaskStatus) -> bool:
+def _is_unchanged(status: api.TaskStatus, before: api.TaskStatus) -> bool:
     """Return whether a requested restart has not begun."""
     same = status.invocation_id == before.invocation_id
     return same and status.state in (before.state, api.TaskState.STOPPING)
 
 
-def is_as_asked(status: api.TaskStatus) -> bool:
+def is_as_requested(status: api.TaskStatus) -> bool:
     """Return whether a task runs and is not unhealthy, or has ended with success."""
     if status.state is api.TaskState.STOPPED and status.last_exit is not None:
         return status.last_exit.result == "success"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from agent.api import TaskSpec
 from agent.runtime.core.records import unit_of
 
-_ASKED = re.compile(rb"\0[0-9a-f]+/unit/([^/]+)/([^/]+)")
+_SOCKET_ADDRESS = re.compile(rb"\0[0-9a-f]+/unit/([^/]+)/([^/]+)")
 """The address that systemd binds to before it connects (systemd.exec(5), LoadCredential=)."""
 _STEP = re.compile(r"twine-step-([a-z0-9-]+)\.service")
 _INSIDE = re.compile(r"twine-in-([a-z0-9-]+)\..+\.service")
@@ -20,10 +20,10 @@ def requested_credential(address: bytes) -> tuple[str, str] | None:
 
     The unit is the task's own, one of its init steps, or a command inside it.
     """
-    found = _ASKED.fullmatch(address)
-    if found is None:
+    match = _SOCKET_ADDRESS.fullmatch(address)
+    if match is None:
         return None
-    unit, name = (part.decode(errors="replace") for part in found.groups())
+    unit, name = (part.decode(errors="replace") for part in match.groups())
     for pattern in (_TASK, _STEP, _INSIDE):
         if of_task := pattern.fullmatch(unit):
             return of_task[1], name
@@ -35,13 +35,13 @@ def credential_properties(spec: TaskSpec, socket: str) -> dict[str, object]:
 
     The configuration is not secret and is in the unit itself.
     """
-    found: dict[str, object] = {}
+    properties: dict[str, object] = {}
     if spec.credentials:
-        found["LoadCredential"] = [f"{name}:{socket}" for name in sorted(spec.credentials)]
+        properties["LoadCredential"] = [f"{name}:{socket}" for name in sorted(spec.credentials)]
     if spec.configuration:
         texts = sorted(spec.configuration.items())
-        found["SetCredential"] = {name: text.encode() for name, text in texts}
-    return found
+        properties["SetCredential"] = {name: text.encode() for name, text in texts}
+    return properties
 
 
 def missing(spec: TaskSpec, held: Iterable[tuple[str, str]]) -> list[str]:

@@ -24,12 +24,13 @@ from wire.peers import local_user
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 64 << 10
+CREDENTIAL_MAX_BYTES = 64 << 10
 """Largest credential; systemd accepts 1 MiB for all credentials of a unit (systemd.exec(5))."""
-MOST = 1000
+CREDENTIALS_MAX = 1000
+"""Most credentials of a host."""
 
 
-class _Held(msgspec.Struct, frozen=True, array_like=True):
+class _StoredCredential(msgspec.Struct, frozen=True, array_like=True):
     entitlement: str
     name: str
     value: bytes
@@ -44,19 +45,22 @@ class CredentialHolder(TaskStage):
     """The credentials of this host, by entitlement and name."""
 
     def __init__(self, path: Path) -> None:
-        """`path` is the socket for systemd; `serving` opens it."""
+        """`path` is the path of the socket for systemd; `serving` opens it."""
         self._path = path
         self._file: MemoryFile | None = None
-        self._held: dict[tuple[str, str], _Held] = {}
+        self._held: dict[tuple[str, str], _StoredCredential] = {}
 
     @asynccontextmanager
     async def serving(self, spec_of: Callable[[str], TaskSpec | None]) -> AsyncIterator[None]:
-        """Take over the previous agent's credentials, and serve systemd. `spec_of` finds tasks."""
+        """Load the previous agent's credentials, and serve systemd until the block ends.
+
+        `spec_of` returns the specification of a task, None for an unknown task.
+        """
         self._file = MemoryFile("credentials")
         try:
             if data := self._file.read():
-                found = msgspec.msgpack.decode(data, type=list[_Held])
-                self._held = {(h.entitlement, h.name): h for h in found}
+                stored = msgspec.msgpack.decode(data, type=list[_StoredCredential])
+                self._held = {(h.entitlement, h.name): h for h in stored}
             self._path.unlink(missing_ok=True)
             before = os.umask(0o177)
             try:
@@ -88,16 +92,19 @@ class CredentialHolder(TaskStage):
 
     def put(self, entitlement: str, name: str, value: bytes) -> CredentialInfo:
         """Store a credential. Running units keep the old value; the next start gets the new one."""
-        if not value or len(value) > MOST_BYTES:
-            raise InvalidInput(f"credential {name} has {len(value)} bytes, not 1 to {MOST_BYTES}")
-        held = self._held | {
-            (entitlement, name): _Held(entitlement, name, value, round(time.time(), 3))
-        }
-        if len(held) > MOST:
+        if not value or len(value) > CREDENTIAL_MAX_BYTES:
             raise InvalidInput(
-                f"this host holds {MOST} credentials already", hint="twine-agent credential delete"
+                f"credential {name} has {len(value)} bytes, not 1 to {CREDENTIAL_MAX_BYTES}"
             )
-        self._keep(held)
+        held = self._held | {
+            (entitlement, name): _StoredCredential(entitlement, name, value, round(time.time(), 3))
+        }
+        if len(held) > CREDENTIALS_MAX:
+            raise InvalidInput(
+                f"this host holds {CREDENTIALS_MAX} credentials already",
+                hint="twine-agent credential delete",
+            )
+        self._replace_all(held)
         return _info(held[entitlement, name])
 
     def remove(self, entitlement: str, name: str) -> None:
@@ -107,13 +114,15 @@ class CredentialHolder(TaskStage):
                 f"this host holds no credential {name} of entitlement {entitlement}",
                 hint="twine-agent credential list",
             )
-        self._keep({key: held for key, held in self._held.items() if key != (entitlement, name)})
+        self._replace_all(
+            {key: held for key, held in self._held.items() if key != (entitlement, name)}
+        )
 
     def all(self) -> list[CredentialInfo]:
         """Return all credentials without values, sorted."""
         return [_info(self._held[key]) for key in sorted(self._held)]
 
-    def _keep(self, held: dict[tuple[str, str], _Held]) -> None:
+    def _replace_all(self, held: dict[tuple[str, str], _StoredCredential]) -> None:
         assert self._file is not None
         self._file.write(msgspec.msgpack.encode(list(held.values())))
         self._held = held
@@ -125,10 +134,9 @@ class CredentialHolder(TaskStage):
         address = writer.get_extra_info("peername")
         user = local_user(writer.transport)
         try:
-            asked = requested_credential(address if isinstance(address, bytes) else b"")
-            held = (
-                None if asked is None or user is None or user[0] != 0 else self._of(asked, spec_of)
-            )
+            request = requested_credential(address if isinstance(address, bytes) else b"")
+            is_root = user is not None and user[0] == 0
+            held = self._find(request, spec_of) if request is not None and is_root else None
             if held is None:
                 log.warning("unit asked for an unknown credential", extra={"by": user})
             else:
@@ -139,17 +147,17 @@ class CredentialHolder(TaskStage):
         finally:
             writer.close()
 
-    def _of(
-        self, asked: tuple[str, str], spec_of: Callable[[str], TaskSpec | None]
-    ) -> _Held | None:
-        task_id, name = asked
+    def _find(
+        self, request: tuple[str, str], spec_of: Callable[[str], TaskSpec | None]
+    ) -> _StoredCredential | None:
+        task_id, name = request
         spec = spec_of(task_id)
         if spec is None or name not in spec.credentials:
             return None
         return self._held.get((spec.entitlement, spec.credentials[name]))
 
 
-def _info(held: _Held) -> CredentialInfo:
+def _info(held: _StoredCredential) -> CredentialInfo:
     return CredentialInfo(
         entitlement=held.entitlement,
         name=held.name,

@@ -20,12 +20,13 @@ from wire.tls import FRONT_END
 
 log = logging.getLogger(__name__)
 
-
-GIVEN_MAX = COUNT_MAX >> 1
-_FOR_ROOT = {
+LOCAL_GENERATION_MAX = COUNT_MAX >> 1
+"""Highest generation of a local caller; the control plane can always send a higher one."""
+_ROOT_ONLY = {
     Relaxation.RAW: "has no sandbox",
     Relaxation.OWN_INIT: "has an init of its own",
 }
+"""Relaxations that only root may request on the local socket, with their effect."""
 
 
 def check_raw(peer: Peer, task_id: str, spec: TaskSpec) -> None:
@@ -34,23 +35,23 @@ def check_raw(peer: Peer, task_id: str, spec: TaskSpec) -> None:
     Members of the socket's group are not root. The control plane checks its own callers
     (docs/adr/0092). Each use is logged in this host's journal.
     """
-    found = [name for name in _FOR_ROOT if name in spec.relaxations]
-    if not found:
+    privileged = [name for name in _ROOT_ONLY if name in spec.relaxations]
+    if not privileged:
         return
     if peer.role == "local" and peer.name != "local:0":
         raise Forbidden(
-            f"task {task_id} {_FOR_ROOT[found[0]]} (`{found[0]}`): only root may request "
-            "that on this socket",
+            f"task {task_id} {_ROOT_ONLY[privileged[0]]} (`{privileged[0]}`): only root may "
+            "request that on this socket",
             hint="request other relaxations (docs/security.md), or call as root",
         )
-    if Relaxation.RAW in found:
+    if Relaxation.RAW in privileged:
         log.warning("a task without a sandbox", extra={"task": task_id, "by": peer.name})
 
 
-def check_given(
+def check_local_version(
     peer: Peer, what: str, generation: int | None, epoch: int | None = None, term: int = 0
 ) -> None:
-    """Raise `InvalidInput` for numbers of a local caller that leave the control plane none.
+    """Raise `InvalidInput` for a version of a local caller that the control plane cannot exceed.
 
     The control plane answers an unknown generation with a higher one, so a local caller may use
     only the lower half of the range (BUG-HT25). Epochs belong to the control plane. After an epoch
@@ -64,9 +65,10 @@ def check_given(
             f"epoch {term}",
             hint="leave it out: the current epoch applies",
         )
-    if generation is not None and generation > GIVEN_MAX:
+    if generation is not None and generation > LOCAL_GENERATION_MAX:
         raise InvalidInput(
-            f"{what} cannot have generation {generation}: at most {GIVEN_MAX} can be given here",
+            f"{what} cannot have generation {generation}: at most {LOCAL_GENERATION_MAX} "
+            "can be given here",
             hint="the current generation plus one suffices",
         )
 
@@ -112,10 +114,10 @@ def authorize_with(
 
 def _is_member(uid: int, gid: int, group: str) -> bool:
     try:
-        found = grp.getgrnam(group)
+        entry = grp.getgrnam(group)
     except KeyError:
         return False
-    return gid == found.gr_gid or uid in map(_uid, found.gr_mem)
+    return gid == entry.gr_gid or uid in map(_uid, entry.gr_mem)
 
 
 def _uid(user: str) -> int | None:

@@ -65,11 +65,11 @@ class FactsReader:
         )
 
     def _capabilities(self, controllers: Sequence[str]) -> list[str]:
-        found = [f"systemd-{self._systemd}", "btrfs", CONFIGURATION]
+        capabilities = [f"systemd-{self._systemd}", "btrfs", CONFIGURATION]
         if controllers:
-            found += ["cgroup-v2", *(f"cgroup-{controller}" for controller in controllers)]
+            capabilities += ["cgroup-v2", *(f"cgroup-{controller}" for controller in controllers)]
         if self._systemd >= 257:
-            found.append("private-pids")
+            capabilities.append("private-pids")
         if not missing(self._own_init, self._machine.has_program):
-            found += [CAPABILITY, NESTED]
-        return found
+            capabilities += [CAPABILITY, NESTED]
+        return capabilities

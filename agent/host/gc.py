@@ -1,4 +1,4 @@
-"""Accounts for everything of ours on this host: its owner, why it stays, what is wrong.
+"""Accounts for each object of the agent on this host: its owner, why it stays, what is wrong.
 
 Also removes unused images, and layers that no image is built on.
 """
@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.api.accounts import Account, Accounts
-from agent.host.core.census import FoundOnHost, SubvolumeStore, judge, lasting
+from agent.host.core.census import FoundOnHost, SubvolumeStore, account_for, confirmed
 from agent.images.core.retention import (
     ImageUse,
     LayerUse,
@@ -27,7 +27,7 @@ from agent.images.core.retention import (
 from agent.images.images import HostImages
 from agent.machine import Btrfs, HostAccess
 from agent.network.networks import Networks
-from agent.runtime.crashpoints import passed
+from agent.runtime.crashpoints import crash_point
 from agent.runtime.journal import NAME
 from agent.tasks.context import HostCapacity, TaskContext
 from agent.tasks.queries import TaskQueries
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 COLLECT_S = 600.0
 """Seconds between two searches for old objects, and between two checks of the free space."""
-SECOND_LOOK_S = 2.0
-"""Seconds until an error is checked again: a change under way has finished by then."""
+RECHECK_S = 2.0
+"""Seconds until an error is checked again: by then a change in progress has ended."""
 STEP_S = 60.0
 """A wall clock that gained more than this on the clock of the boot was set, or the host was off."""
 
@@ -55,33 +55,33 @@ class HostInspector:
         images: HostImages,
         tasks: TaskQueries,
         machine: HostAccess,
-        room: RetentionLimits,
+        limits: RetentionLimits,
     ) -> None:
         """`folders` are the state folder and the run folder."""
         self._state, self._run = folders
         self._units, self._storage, self._lanes = host.units, host.storage, capacity.lanes
-        self._kept = capacity.volumes
+        self._volumes_of_host = capacity.volumes
         self._networks = networks
         self._images = images
         self._tasks = tasks
         self._machine = machine
-        self._room = room
+        self._limits = limits
         self._ages = ImageAges(self._state, machine.boottime_s)
-        self.second_look_s = SECOND_LOOK_S
+        self.recheck_s = RECHECK_S
         self._collecting = asyncio.Lock()
 
-    async def look(self) -> list[Account]:
+    async def inspect(self) -> list[Account]:
         """Return an account of each object; an error counts only if two inspections found it."""
-        found = judge(await self._find())
-        if not any(account.wrong for account in found):
-            return found
-        await asyncio.sleep(self.second_look_s)
-        return lasting(found, judge(await self._find()))
+        accounts = account_for(await self._inspect_once())
+        if not any(account.wrong for account in accounts):
+            return accounts
+        await asyncio.sleep(self.recheck_s)
+        return confirmed(accounts, account_for(await self._inspect_once()))
 
-    async def _find(self) -> FoundOnHost:
+    async def _inspect_once(self) -> FoundOnHost:
         units = await self._units.all("twine-*.service")
         tasks, unreadable = self._tasks.known()
-        seen = await self._lanes.run("btrfs", self._walk)
+        seen = await self._lanes.run("btrfs", self._read_disk)
         again, _ = self._tasks.known()
         observed = await self._lanes.run("files", self._machine.observe, self._state, self._run)
         decisions = await self._lanes.run("btrfs", self._decisions)
@@ -101,18 +101,18 @@ class HostInspector:
             decisions=decisions,
         )
 
-    def _walk(self) -> FoundOnHost:
+    def _read_disk(self) -> FoundOnHost:
         btrfs, state = self._machine.btrfs, self._state
         roots = btrfs.children(state / "tasks")
         images, layers = self._store("images"), self._store("layers")
-        sizes = {("root", name): btrfs.own_bytes(state / "tasks" / name) for name in roots}
+        sizes = {("root", name): btrfs.exclusive_bytes(state / "tasks" / name) for name in roots}
         for kind, folder, store in (("image", "images", images), ("layer", "layers", layers)):
             for name in store.subvolumes:
-                sizes[kind, name] = btrfs.own_bytes(state / folder / name)
+                sizes[kind, name] = btrfs.exclusive_bytes(state / folder / name)
         files = [name for name in os.listdir(state) if not name.startswith(".fsck")]
         volumes, scratch, others = self._volumes()
-        sizes |= {("volume", n): btrfs.own_bytes(state / "volumes" / n) for n in volumes}
-        sizes |= {("scratch", n): btrfs.own_bytes(state / "scratch" / n) for n in scratch}
+        sizes |= {("volume", n): btrfs.exclusive_bytes(state / "volumes" / n) for n in volumes}
+        sizes |= {("scratch", n): btrfs.exclusive_bytes(state / "scratch" / n) for n in scratch}
         files += others
         files += [f"tasks/{name}" for name in os.listdir(state / "tasks") if name not in roots]
         for folder, store in (("images", images), ("layers", layers)):
@@ -133,16 +133,20 @@ class HostInspector:
     def _volumes(self) -> tuple[list[str], list[str], list[str]]:
         """Return the persistent volumes, the scratch volumes, and other files in their folders."""
         state, btrfs = self._state, self._machine.btrfs
-        found: dict[str, list[str]] = {}
+        names_by_folder: dict[str, list[str]] = {}
         others = []
-        for folder in self._kept.folders():
-            found[folder] = btrfs.children(state / folder)
-            names = set(os.listdir(state / folder)).difference(found[folder])
+        for folder in self._volumes_of_host.folders():
+            names_by_folder[folder] = btrfs.children(state / folder)
+            names = set(os.listdir(state / folder)).difference(names_by_folder[folder])
             others += [f"{folder}/{name}" for name in names]
         top = state / "volumes"
         others += [f"volumes/{p.name}" for p in top.iterdir() if not p.is_dir()]
-        scratch = found.pop("scratch")
-        kept = [f"{f}/{n}".removeprefix("volumes/") for f, names in found.items() for n in names]
+        scratch = names_by_folder.pop("scratch")
+        kept = [
+            f"{f}/{n}".removeprefix("volumes/")
+            for f, names in names_by_folder.items()
+            for n in names
+        ]
         return kept, scratch, others
 
     def _store(self, name: str) -> SubvolumeStore:
@@ -151,15 +155,15 @@ class HostInspector:
         return SubvolumeStore(
             subvolumes,
             [p.stem for p in folder.glob("*.json")],
-            [n for n in subvolumes if not _closed(self._machine.btrfs, folder / n)],
+            [n for n in subvolumes if not _is_read_only(self._machine.btrfs, folder / n)],
         )
 
     def _decisions(self) -> dict[tuple[str, str], RetentionDecision]:
         """Return the decision of each image and layer by use, age and free space."""
         _, free = self._machine.btrfs.free_bytes(self._state)
         infos = self._images.all()
-        users = {info.digest: self._tasks.using(info.digest) for info in infos}
-        self._ages.settle([digest for digest, tasks in users.items() if tasks])
+        users = {info.digest: self._tasks.tasks_using(info.digest) for info in infos}
+        self._ages.update([digest for digest, tasks in users.items() if tasks])
         uses = [
             ImageUse(
                 digest=info.digest,
@@ -174,7 +178,7 @@ class HostInspector:
             LayerUse(info.chain, self._images.layers.is_held(info.chain))
             for info in self._images.layers.all()
         ]
-        images = decide_images(uses, replace(self._room, free=free), time.time())
+        images = decide_images(uses, replace(self._limits, free=free), time.time())
         found = {("image", digest): decision for digest, decision in images.items()}
         of_layers = decide_layers(layers, uses, images)
         return found | {("layer", chain): decision for chain, decision in of_layers.items()}
@@ -183,28 +187,28 @@ class HostInspector:
         """Remove unused images and layers; return a description of each."""
         async with self._collecting:
             done = []
-            for (kind, name), decision in (await self._goes()).items():
-                if kind == "image" and await self._removed(name, self._delete_image):
+            for (kind, name), decision in (await self._removable()).items():
+                if kind == "image" and await self._try_remove(name, self._delete_image):
                     done.append(f"image {name} is removed: {decision.why}")
-                    passed("gc.image-deleted")
+                    crash_point("gc.image-deleted")
             # Decided again: layers of the removed images are removed in the same round, but not
             # layers of an image that began to arrive meanwhile.
-            for (kind, name), decision in (await self._goes()).items():
-                if kind == "layer" and await self._removed(name, self._images.layers.discard):
+            for (kind, name), decision in (await self._removable()).items():
+                if kind == "layer" and await self._try_remove(name, self._images.layers.discard):
                     done.append(f"layer {name} is removed: {decision.why}")
-                    passed("gc.layer-deleted")
+                    crash_point("gc.layer-deleted")
         for line in done:
             log.info("%s", line)
         return done
 
     async def _delete_image(self, digest: str) -> bool:
         try:
-            await self._images.delete(digest, self._tasks.using)
+            await self._images.delete(digest, self._tasks.tasks_using)
         except (Conflict, NotFound):  # another request was faster
             return False
         return True
 
-    async def _removed(self, name: str, remove: Callable[[str], Awaitable[bool]]) -> bool:
+    async def _try_remove(self, name: str, remove: Callable[[str], Awaitable[bool]]) -> bool:
         """Return whether an object was removed; an error of one does not keep the others."""
         try:
             return await remove(name)
@@ -212,21 +216,21 @@ class HostInspector:
             log.warning("cannot remove an unused object", extra={"object": name, "why": str(e)})
             return False
 
-    async def _goes(self) -> dict[tuple[str, str], RetentionDecision]:
+    async def _removable(self) -> dict[tuple[str, str], RetentionDecision]:
         decisions = await self._lanes.run("btrfs", self._decisions)
         return {key: decision for key, decision in decisions.items() if not decision.stays}
 
     async def repair(self) -> Accounts:
         """Repair errors; return a description of each repair, and the remaining errors."""
         done = []
-        for account in await self.look():
+        for account in await self.inspect():
             if account.wrong:
                 try:
                     if await self._repair(account):
                         done.append(f"{account.kind} {account.name} is removed: {account.why}")
                 except (TwineError, OSError) as e:
                     log.warning("cannot repair", extra={"object": account.name, "why": str(e)})
-        left = [account for account in await self.look() if account.wrong]
+        left = [account for account in await self.inspect() if account.wrong]
         return Accounts(accounts=left, done=done)
 
     async def _repair(self, account: Account) -> bool:
@@ -276,7 +280,7 @@ class ImageAges:
         self._folder, self._file = state / "images", state / "clock"
         self._boottime_s = boottime_s
 
-    def settle(self, in_use: Collection[str]) -> None:
+    def update(self, in_use: Collection[str]) -> None:
         """Record the use of these images; for the others, undo steps of the wall clock.
 
         On a disk that cannot be written the ages stay, and no image can be removed either.
@@ -295,7 +299,7 @@ class ImageAges:
     def _step_s(self, now: float, boot_s: float) -> float:
         """Return by how much the wall clock gained since the last call, 0 if by little or nothing.
 
-        After a reboot the time in which the host was off is a part of it.
+        After a reboot this includes the time for which the host was off.
         """
         try:
             wall, boot = map(float, self._file.read_text().split())
@@ -305,6 +309,6 @@ class ImageAges:
         return gained_s if gained_s > STEP_S else 0.0
 
 
-def _closed(btrfs: Btrfs, path: Path) -> bool:
+def _is_read_only(btrfs: Btrfs, path: Path) -> bool:
     found = btrfs.find(path)
     return found is None or found.read_only

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 UNIT = "twine-sidekick.service"
 LANE = "profile"
-DELIVERED = "profiles"
+DELIVERED_PROFILES = "profiles"
 """Folder in sidekick's state with profiles whose text came with a request."""
 SWITCH_TIMEOUT_S = 600.0
 """A switch with hugepages took 244 s at the 90th percentile (paper, Figure 17)."""
@@ -39,7 +39,7 @@ a listing of three folders. `sidekick-verify.timer` makes a report every two min
 RETRY_S = 1.0
 """Pause after a systemd that did not answer at the agent's start."""
 _SETTLED_S = 2.0
-"""Age in s from which an unchanged mtime proves an unchanged file: its resolution is coarse."""
+"""From this age in s an unchanged mtime proves an unchanged file, because mtime is coarse."""
 
 
 class HostProfile:
@@ -70,9 +70,9 @@ class HostProfile:
         self._lanes = lanes
         self._sidekick = sidekick
         self._state = state
-        self._read: tuple[tuple[int, ...], ProfileStatus] | None = None
+        self._cached_report: tuple[tuple[int, ...], ProfileStatus] | None = None
         """The last report that was read, and its file: inode, size, time."""
-        self._asked: ProfileSpec | None = None
+        self._requested: ProfileSpec | None = None
         self._pending = False
         """Whether sidekick must still be started for the last request."""
         self._failure = ""
@@ -86,14 +86,17 @@ class HostProfile:
 
     def _combined(self, reported: ProfileStatus) -> ProfileStatus:
         """Return the status with the last request, given what sidekick reported."""
-        asked = self._asked
-        if asked is None or (asked.name, asked.generation) == (reported.name, reported.generation):
+        requested = self._requested
+        if requested is None or (requested.name, requested.generation) == (
+            reported.name,
+            reported.generation,
+        ):
             return reported
         state = ProfileState.DEGRADED if self._failure else ProfileState.APPLYING
         return ProfileStatus(
-            name=asked.name,
-            generation=asked.generation,
-            epoch=asked.epoch,
+            name=requested.name,
+            generation=requested.generation,
+            epoch=requested.epoch,
             state=state,
             detail=self._failure or "sidekick is running",
         )
@@ -114,18 +117,18 @@ class HostProfile:
         """Return the content of a report; it is read again only if its stat has changed."""
         at = path.stat()
         which = (at.st_ino, at.st_size, at.st_mtime_ns)
-        if self._read is not None and self._read[0] == which:
-            return self._read[1]
+        if self._cached_report is not None and self._cached_report[0] == which:
+            return self._cached_report[1]
         report = msgspec.json.decode(path.read_bytes(), type=ProfileStatus)
         settled = time.time() - at.st_mtime > _SETTLED_S
-        self._read = (which, report) if settled else None
+        self._cached_report = (which, report) if settled else None
         return report
 
     async def ask(self, spec: ProfileSpec, latest_epoch: int | None = None) -> bool:
         """Accept a request; return whether there is anything to `apply`.
 
-        Raises `Conflict` for a request that is too old. `latest_epoch` is that of the control
-        plane; a profile in force with a later epoch is replaced (BUG-HT25).
+        Raises `Conflict` for a request that is too old. `latest_epoch` is the latest epoch of the
+        control plane; a profile in force with a later epoch is replaced (BUG-HT25).
         """
         current = await self.status()
         is_repair = latest_epoch is not None and current.epoch > latest_epoch
@@ -139,12 +142,12 @@ class HostProfile:
         same = (spec.name, spec.generation) == (current.name, current.generation)
         if same and current.state in (ProfileState.VERIFIED, ProfileState.APPLYING):
             return False
-        self._asked, self._failure, self._pending = spec, "", True
+        self._requested, self._failure, self._pending = spec, "", True
         return True
 
-    def _deliver(self, spec: ProfileSpec) -> None:
+    def _store_text(self, spec: ProfileSpec) -> None:
         """Write the text of a profile to sidekick's folder for delivered profiles."""
-        path, data = self._state / DELIVERED / f"{spec.name}.toml", spec.text.encode()
+        path, data = self._state / DELIVERED_PROFILES / f"{spec.name}.toml", spec.text.encode()
         try:
             if path.is_file() and path.read_bytes() == data:
                 return
@@ -176,7 +179,7 @@ class HostProfile:
     async def apply(self) -> None:
         """Run sidekick for the latest request; its report has the outcome."""
         async with self._lock:
-            spec = self._asked
+            spec = self._requested
             if spec is None or not self._pending:
                 return
             self._pending = False
@@ -191,7 +194,7 @@ class HostProfile:
             finally:
                 self._running = False
             reported = await self._lanes.run(LANE, self._reported)
-            if self._asked is spec:
+            if self._requested is spec:
                 self._finish(spec, reported, failure)
             await self._add_event()
 
@@ -202,33 +205,33 @@ class HostProfile:
         profile that was installed or removed.
         """
         while True:
-            if not self._running and (await self._key())[0] != self._last_event:
+            if not self._running and (await self._event_key())[0] != self._last_event:
                 await self._add_event()
             await pause(WATCH_S)
 
     async def _add_event(self) -> None:
-        self._last_event, status = await self._key()
+        self._last_event, status = await self._event_key()
         self._events.add("profile", status.name, f"{status.state}: {status.detail}")
 
-    async def _key(self) -> tuple[tuple[object, ...], ProfileStatus]:
+    async def _event_key(self) -> tuple[tuple[object, ...], ProfileStatus]:
         """Return what must not change without an event, and the status."""
-        reported, installed = await self._lanes.run(LANE, self._look)
+        reported, installed = await self._lanes.run(LANE, self._read_state)
         status = self._combined(reported)
         return (status.name, status.generation, status.state, installed), status
 
-    def _look(self) -> tuple[ProfileStatus, tuple[str, ...]]:
+    def _read_state(self) -> tuple[ProfileStatus, tuple[str, ...]]:
         """Return sidekick's last report, and the names of all profiles. Blocking."""
         return self._reported(), self._installed()
 
     def _finish(self, spec: ProfileSpec, reported: ProfileStatus, failure: str) -> None:
         if (reported.name, reported.generation) == (spec.name, spec.generation):
-            self._asked = None
+            self._requested = None
         else:
             self._failure = failure or f"sidekick ended without a report; see journalctl -u {UNIT}"
 
     async def _run(self, spec: ProfileSpec) -> None:
         if spec.text:
-            await self._lanes.run(LANE, self._deliver, spec)
+            await self._lanes.run(LANE, self._store_text, spec)
         command = [
             str(self._sidekick),
             "apply-profile",

@@ -85,14 +85,14 @@ class Logs:
         """Yield the lines; closing the iterator ends the journalctl process."""
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[bytes | ProgramError | None] = asyncio.Queue(_QUEUE_CHUNKS)
-        room = threading.Semaphore(_QUEUE_CHUNKS)
+        free_slots = threading.Semaphore(_QUEUE_CHUNKS)
         command = journal_command(run, follow=follow, since=since, tail=tail)
         lines = await self._started(command)
         closed = threading.Event()
 
         def pump() -> None:
-            for line in _to_the_end(lines):
-                room.acquire()
+            for line in _lines_and_failure(lines):
+                free_slots.acquire()
                 if closed.is_set():
                     return
                 loop.call_soon_threadsafe(queue.put_nowait, line)
@@ -101,13 +101,13 @@ class Logs:
         thread.start()
         try:
             while (line := await queue.get()) is not None:
-                room.release()
+                free_slots.release()
                 if isinstance(line, ProgramError):
                     raise line  # a journal that cannot be read is not an empty one
                 yield line
         finally:
             closed.set()
-            room.release()
+            free_slots.release()
             await asyncio.to_thread(lines.close)
 
     async def _started(self, command: list[str]) -> Lines:
@@ -119,7 +119,7 @@ class Logs:
             raise
 
 
-def _to_the_end(lines: Lines) -> Iterator[bytes | ProgramError | None]:
+def _lines_and_failure(lines: Lines) -> Iterator[bytes | ProgramError | None]:
     """Yield the lines, then the error if the program failed, and None at last."""
     try:
         yield from lines

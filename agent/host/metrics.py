@@ -7,6 +7,7 @@ name only tasks of this host, and disappear with the task.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,7 +17,8 @@ from prometheus_client.registry import Collector
 from agent.api import Health, TaskSpec, TaskState, TaskStatus
 from agent.images.images import IMAGE_FILES, HostImages
 from agent.machine import Cgroups, Usage
-from agent.runtime.offload import Lanes
+from agent.runtime.disk import ANSWER_S, StateDisk
+from agent.runtime.offload import Lanes, PatientCall
 from agent.tasks.prober import Prober
 from agent.tasks.queries import TaskQueries
 from agent.usage import TaskUsage, Usages
@@ -49,14 +51,15 @@ _TASK_GAUGES: Mapping[str, tuple[str, Callable[[TaskUsage], float]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class SeenUsage:
+class ScrapedValues:
     """The values of one scrape."""
 
     tasks: Sequence[TaskStatus]
     specs: Mapping[str, TaskSpec]
     usages: Usages
     groups: Mapping[str, Usage]
-    images: int
+    images: int | None
+    """None: they were never counted."""
     probes: Mapping[tuple[str, bool], int]
 
 
@@ -71,9 +74,14 @@ class AgentMetrics:
         cgroups: Cgroups,
         lanes: Lanes,
         usage: Callable[[], Awaitable[Usages]],
+        disk: StateDisk,
     ) -> None:
-        self._tasks, self._images, self._prober = tasks, images, prober
+        self._tasks, self._prober = tasks, prober
         self._cgroups, self._lanes, self._usage = cgroups, lanes, usage
+        self._disk = disk
+        self._counting = PatientCall(lanes, IMAGE_FILES, lambda: len(images.all()))
+        self._images: int | None = None
+        """Number of images when they were last counted."""
         self._process = of_process(CollectorRegistry())
 
     async def scrape(self, *, ready: bool) -> bytes:
@@ -81,27 +89,33 @@ class AgentMetrics:
         usages = await self._usage() if ready else _NO_USAGE
         groups = await self._lanes.run("usage", self._groups)
         statuses = self._tasks.all() if ready else []
-        found = ((s.task_id, self._tasks.find_spec(s.task_id)) for s in statuses)
-        seen = SeenUsage(
+        specs = ((s.task_id, self._tasks.find_spec(s.task_id)) for s in statuses)
+        scraped = ScrapedValues(
             tasks=statuses,
-            specs={task_id: spec for task_id, spec in found if spec is not None},
+            specs={task_id: spec for task_id, spec in specs if spec is not None},
             usages=usages,
             groups=groups,
-            images=len(await self._lanes.run(IMAGE_FILES, self._images.all)),
+            images=await self._count_images(),
             probes=dict(self._prober.answers),
         )
         registry = CollectorRegistry()
-        registry.register(Once(list(families(seen))))
+        registry.register(StaticCollector(list(families(scraped))))
         of_tasks = await self._lanes.run("usage", generate_latest, registry)
         return of_tasks + generate_latest(self._process)
+
+    async def _count_images(self) -> int | None:
+        """Return the number of images; while the disk hangs, the last one that is known."""
+        with suppress(TimeoutError):
+            self._images = await self._counting.within(0.0 if self._disk.is_hung else ANSWER_S)
+        return self._images
 
     def _groups(self) -> dict[str, Usage]:
         read = ((name, self._cgroups.read(group)) for name, group in GROUPS.items())
         return {name: usage for name, usage in read if usage is not None}
 
 
-class Once(Collector):
-    """Gives what was found already."""
+class StaticCollector(Collector):
+    """Returns metrics that were read before."""
 
     def __init__(self, found: list[Metric]) -> None:
         self._found = found
@@ -110,24 +124,25 @@ class Once(Collector):
         return self._found
 
 
-def families(seen: SeenUsage) -> Iterator[Metric]:
+def families(scraped: ScrapedValues) -> Iterator[Metric]:
     """Yield every metric of a scrape but those of the process."""
     states = GaugeMetricFamily("twine_tasks", "Tasks by state", labels=["state"])
     for state in TaskState:
-        states.add_metric([state.value], sum(t.state is state for t in seen.tasks))
+        states.add_metric([state.value], sum(t.state is state for t in scraped.tasks))
     yield states
     images = GaugeMetricFamily("twine_images", "Complete images.")
-    images.add_metric([], seen.images)
+    if scraped.images is not None:
+        images.add_metric([], scraped.images)
     yield images
     answers = CounterMetricFamily(
         "twine_probe_answers", "Answers to probes, by kind and outcome.", labels=["kind", "outcome"]
     )
-    for (kind, good), count in sorted(seen.probes.items()):
+    for (kind, good), count in sorted(scraped.probes.items()):
         answers.add_metric([kind, "good" if good else "bad"], count)
     yield answers
-    yield from _of_groups(seen.groups)
-    yield from _of_tasks(seen)
-    yield from _of_usages(seen)
+    yield from _of_groups(scraped.groups)
+    yield from _of_tasks(scraped)
+    yield from _of_usages(scraped)
 
 
 def _of_groups(groups: Mapping[str, Usage]) -> Iterator[Metric]:
@@ -151,7 +166,7 @@ def _of_groups(groups: Mapping[str, Usage]) -> Iterator[Metric]:
     yield from (cpu, memory, pressure)
 
 
-def _of_tasks(seen: SeenUsage) -> Iterator[Metric]:
+def _of_tasks(scraped: ScrapedValues) -> Iterator[Metric]:
     restarts = CounterMetricFamily(
         "twine_task_restarts", "Starts after its main process ended.", labels=["task", "job"]
     )
@@ -166,20 +181,20 @@ def _of_tasks(seen: SeenUsage) -> Iterator[Metric]:
         "When and how its main process ended last.",
         labels=["task", "job", "result"],
     )
-    for task in seen.tasks:
+    for task in scraped.tasks:
         names = [task.task_id, task.job]
         restarts.add_metric(names, task.restarts)
         healthy.add_metric(names, task.health is Health.HEALTHY)
-        if (spec := seen.specs.get(task.task_id)) is not None:
+        if (spec := scraped.specs.get(task.task_id)) is not None:
             limit.add_metric(names, spec.limits.memory_max_bytes)
         if task.last_exit is not None:
             last.add_metric([*names, task.last_exit.result], task.last_exit.at)
     yield from (restarts, healthy, limit, last)
 
 
-def _of_usages(seen: SeenUsage) -> Iterator[Metric]:
-    jobs = {task.task_id: task.job for task in seen.tasks}
-    named = [([u.task_id, jobs.get(u.task_id, "")], u) for u in seen.usages.tasks]
+def _of_usages(scraped: ScrapedValues) -> Iterator[Metric]:
+    jobs = {task.task_id: task.job for task in scraped.tasks}
+    named = [([u.task_id, jobs.get(u.task_id, "")], u) for u in scraped.usages.tasks]
     for name, (text, value) in _TASK_COUNTERS.items():
         counter = CounterMetricFamily(name, text, labels=["task", "job"])
         for names, used in named:

@@ -64,29 +64,30 @@ class OutputPipes(TaskStage):
 
     def _make(self, task: TaskRecord) -> None:
         path = self._path(task)
-        if path.exists():
-            return
-        if not (self._folder / WAKE).exists():
+        is_new = not path.exists()
+        if is_new and not (self._folder / WAKE).exists():
             log.warning(
                 "no pipe for the output of task %s: twine-output.service is missing", task.task_id
             )
             return
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            os.mkfifo(path)
-            path.chmod(_MODE)
+            if is_new:
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                os.mkfifo(path)
+            path.chmod(_MODE)  # each time: an earlier agent may have died before it
         except OSError as e:
             raise HostError(
                 f"cannot make the pipe for the output of task {task.task_id}: {e.strerror}",
                 hint=f"does {self._folder} exist? systemctl status twine-output.service",
             ) from e
-        self._wake()
+        if is_new:
+            self._wake()
 
     def _remove(self, task_id: str) -> None:
-        found = list(self._folder.glob(f"*/{task_id}"))
-        for path in found:
+        pipes = list(self._folder.glob(f"*/{task_id}"))
+        for path in pipes:
             path.unlink(missing_ok=True)
-        if found:
+        if pipes:
             self._wake()
 
     def _wake(self) -> None:

@@ -50,47 +50,47 @@ def uninstall(
         )
     if (state / "sidekick" / "state.json").exists():  # first, because the rollback needs it
         processes.run([sidekick, "rollback"], timeout_s=STOP_S)
-    gone = []
+    removed = []
     for unit in (*SERVICES, *SLICES):
         argv = ["systemctl", "disable", "--quiet", "--now", unit]
         processes.run(argv, timeout_s=STOP_S, check=False)
     processes.run(["systemctl", "stop", *JOURNALS], timeout_s=STOP_S, check=False)
     processes.run(["nft", "delete", "table", "inet", TABLE], check=False)
-    gone += _remove(root / GATES.lstrip("/"))
+    removed += _remove(root / GATES.lstrip("/"))
     for path in (root / target for _, _, target in targets()):
-        gone += _remove(path)
+        removed += _remove(path)
         if path.parent.name.endswith(_DROP_INS):
             with contextlib.suppress(OSError):  # others have drop-ins there, too
                 path.parent.rmdir()
     if purge:
-        gone += _purge(root, state, run, machine)
+        removed += _purge(root, state, run, machine)
     processes.run(["systemctl", "daemon-reload"])
     processes.run(["systemctl", "reset-failed", "twine-*", "sidekick-*"], check=False)
-    return gone
+    return removed
 
 
 def _purge(root: Path, state: Path, run: Path, machine: HostAccess) -> list[str]:
-    gone = []
+    removed = []
     for folder in (state / name for name in SUBVOLUMES):
-        gone += _subvolumes(folder, machine) if folder.exists() else []
+        removed += _delete_subvolumes(folder, machine) if folder.exists() else []
     journals = (root / "var/log/journal").glob("*.twine-*")
     kept = state.iterdir() if state.exists() else ()
     for path in (*kept, *journals, root / "etc/twine", run, root / KEPT.lstrip("/")):
-        gone += _remove(path)
+        removed += _remove(path)
     machine.processes.run(["groupdel", "twine"], check=False)
-    return gone
+    return removed
 
 
-def _subvolumes(folder: Path, machine: HostAccess) -> list[str]:
+def _delete_subvolumes(folder: Path, machine: HostAccess) -> list[str]:
     """Delete the subvolumes below a folder, including those in its subfolders."""
-    there, gone = machine.btrfs.children(folder), []
+    there, removed = machine.btrfs.children(folder), []
     for name in there:
         machine.btrfs.delete(folder / name)
-        gone.append(str(folder / name))
+        removed.append(str(folder / name))
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
-            gone += _subvolumes(path, machine)
-    return gone
+            removed += _delete_subvolumes(path, machine)
+    return removed
 
 
 def _remove(path: Path) -> list[str]:

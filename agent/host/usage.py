@@ -42,14 +42,14 @@ class UsageReader:
         return await self._lanes.run("usage", self._read, wanted)
 
     def _read(self, wanted: list[tuple[str, TaskSpec]]) -> Usages:
-        at, found = self._boottime_s(), list[TaskUsage]()
+        at, usages = self._boottime_s(), list[TaskUsage]()
         for task_id, spec in wanted:
             used = self._cgroups.read(cgroup_of(task_id, spec))
             if used is None:
                 continue
             network = self._network_bytes(task_id, spec)
-            found.append(TaskUsage(task_id=task_id, network_bytes=network, **asdict(used)))
-        return Usages(at_boot_s=at, tasks=found, energy_j=self._energy_j())
+            usages.append(TaskUsage(task_id=task_id, network_bytes=network, **asdict(used)))
+        return Usages(at_boot_s=at, tasks=usages, energy_j=self._energy_j())
 
     def _network_bytes(self, task_id: str, spec: TaskSpec) -> int | None:
         if spec.network.mode is NetworkMode.HOST:

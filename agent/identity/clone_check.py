@@ -1,8 +1,8 @@
 """Asks the control plane whether this host is a clone of another one (docs/adr/0107).
 
 A host with a copied disk has the key and the records of the original machine. A host that gets the
-verdict "second" starts and ends no tasks, until it joins under another name or an operator declares
-it the right one.
+verdict "second" starts and ends no tasks. This ends when it joins under another name, or when an
+operator declares it the original.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 600.0
 """Pause between two checks: 10,000 hosts make 17 checks a second."""
-SECOND_EVERY_S = 60.0
+CLONE_EVERY_S = 60.0
 """Pause between two checks of a clone, which waits for people."""
 RETRY_S = 30.0
 """Pause after a control plane that did not answer."""
@@ -42,8 +42,8 @@ class CloneCheck:
         """Read the verdict that an earlier agent stored."""
         self._identity, self._events = identity, events
         self._shown = Presence(boot_id=boot_id)
-        self.second = ""
-        """Why this host is a clone; empty: it is not."""
+        self.clone_reason = ""
+        """Why this host is a clone; empty: it is none."""
         self._waits = False
         self.served = asyncio.Event()
         """Set once the agent listens: before it answers, the control plane calls its address."""
@@ -51,7 +51,7 @@ class CloneCheck:
         """Wakes the loops of all tasks."""
         try:
             self._waits = identity.has_joined()
-            self.second = identity.read_second()
+            self.clone_reason = identity.read_clone_reason()
         except TwineError as e:
             log.warning("cannot read this host's identity", extra={"reason": str(e)})
 
@@ -59,14 +59,14 @@ class CloneCheck:
         """Return the identification of this process, for a caller at this host's address."""
         return self._shown
 
-    def bars(self) -> str:
+    def start_refusal(self) -> str:
         """Return why no task may start now; empty: tasks may start."""
-        return self.second or (WAITS if self._waits else "")
+        return self.clone_reason or (WAITS if self._waits else "")
 
     def check(self, what: str) -> None:
         """Raise `Conflict` for a change that a clone must not make."""
-        if self.second:
-            raise Conflict(f"{what}: {self.second}", hint=HINT)
+        if self.clone_reason:
+            raise Conflict(f"{what}: {self.clone_reason}", hint=HINT)
 
     async def watch(self) -> None:
         """Check periodically until cancelled."""
@@ -84,7 +84,7 @@ class CloneCheck:
         try:
             async with asyncio.timeout(patience_s):
                 await self.served.wait()
-                self._take(await self.ask())
+                self._apply_verdict(await self.ask())
         except TimeoutError:
             return 0.0
         except TwineError as e:
@@ -96,7 +96,7 @@ class CloneCheck:
         except Exception:
             log.exception("the check for a clone failed; this is a bug")
             return RETRY_S
-        return SECOND_EVERY_S if self.second else EVERY_S
+        return CLONE_EVERY_S if self.clone_reason else EVERY_S
 
     async def ask(self) -> PresenceAnswer:
         """Make one check with a new mark, of up to `ROUNDS` requests."""
@@ -108,22 +108,24 @@ class CloneCheck:
                 break
         return answer
 
-    def _take(self, answer: PresenceAnswer) -> None:
+    def _apply_verdict(self, answer: PresenceAnswer) -> None:
         if answer.verdict is Verdict.AGAIN:
             return
-        second = answer.detail or "another host has its identity"
-        second = second if answer.verdict is Verdict.SECOND else ""
-        if second == self.second:
+        clone_reason = answer.detail or "another host has its identity"
+        clone_reason = clone_reason if answer.verdict is Verdict.SECOND else ""
+        if clone_reason == self.clone_reason:
             return
-        fields: Mapping[str, str] = {"reason": second or self.second}
-        if second:
+        fields: Mapping[str, str] = {"reason": clone_reason or self.clone_reason}
+        if clone_reason:
             log.error("another host has this one's identity: no task is started", extra=fields)
         else:
             log.warning("this host is again the only one with its identity", extra=fields)
-        self.second = second
-        self._events.add("identity", "host", second or "again the only host with its identity")
+        self.clone_reason = clone_reason
+        self._events.add(
+            "identity", "host", clone_reason or "again the only host with its identity"
+        )
         try:
-            self._identity.note_second(second)
+            self._identity.store_clone_reason(clone_reason)
         except OSError as e:
             log.warning("cannot record that this host is a clone", extra={"why": str(e)})
         self.wake()

@@ -29,19 +29,19 @@ class StoredIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since 1970, like `not_after`."""
 
 
-def belongs(held: StoredIdentity | None, spec: TaskSpec) -> bool:
+def fits_task(held: StoredIdentity | None, spec: TaskSpec) -> bool:
     """Return whether an identity fits the specification of a task."""
     return held is not None and (held.entitlement, held.job) == (spec.entitlement, spec.job)
 
 
 def is_due(held: StoredIdentity | None, spec: TaskSpec, now: float) -> bool:
     """Return whether a task needs its next identity."""
-    return held is None or not belongs(held, spec) or now >= held.renew_at
+    return held is None or not fits_task(held, spec) or now >= held.renew_at
 
 
 def is_usable(held: StoredIdentity | None, spec: TaskSpec, now: float) -> bool:
     """Return whether a task may be started with this identity."""
-    return held is not None and belongs(held, spec) and now + USABLE_S < held.not_after
+    return held is not None and fits_task(held, spec) and now + USABLE_S < held.not_after
 
 
 def identity_properties(task_id: str, spec: TaskSpec, folder: str) -> dict[str, object]:

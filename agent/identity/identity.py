@@ -15,7 +15,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -41,7 +41,7 @@ RENEW_FROM, RENEW_TO = 0.5, 0.66
 that joined together do not renew together."""
 RENEW_EVERY_S = 86_400.0
 _RETRY_S = 30.0
-_LOOK_S = 60.0
+_CLOCK_CHECK_S = 60.0
 """Time after which a changed clock or a suspend of the host is noticed."""
 
 _ROUTE = {r.name: r for r in JOIN_ROUTES}
@@ -56,6 +56,8 @@ class Identity:
     control_plane_url: str
     not_after: float
     """End of the certificate, seconds since 1970."""
+    recorded: CandidateIdentity | None = field(default=None, compare=False)
+    """The host as the control plane has recorded it; only after a join."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class HostIdentity:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "identity.json"
-        self._second = folder / "second-host"
+        self._clone_file = folder / "second-host"
         self._last_senders = folder / LAST_TERM, folder / LAST_OWNERS
         self.boot_id = ""
         self._clock = clock
@@ -144,12 +146,17 @@ class HostIdentity:
             not_after=answer.not_after,
             cluster=answer.cluster,
         )
-        self._keep(held)
-        self.note_second("")
+        self._save(held)
+        self.store_clone_reason("")
         for path in self._last_senders:  # accept the new control plane independent of earlier ones
             path.unlink(missing_ok=True)
         log.info("joined", extra={"machine": held.name, "url": held.url})
-        return Identity(held.name, held.url, held.not_after)
+        recorded = replace(
+            candidate,
+            location=answer.location or candidate.location,
+            machine_type=answer.machine_type or candidate.machine_type,
+        )
+        return Identity(held.name, held.url, held.not_after, recorded)
 
     def domain(self) -> str:
         """Return the trust domain of this host; empty before it joined, or with an old file."""
@@ -160,13 +167,13 @@ class HostIdentity:
     def server_context(self) -> ssl.SSLContext:
         """Return the context of the agent's TCP port; it follows every renewal."""
         return self._contexts.add(
-            lambda held: tls.server_context(held, require_client=True), self._held()
+            lambda held: tls.server_context(held, require_client=True), self._credential()
         )
 
     def client_context(self) -> ssl.SSLContext:
         """Return the context to call the control plane with; it follows every renewal."""
         return self._contexts.add(
-            lambda held: tls.client_context(held, tls.CONTROL_PLANE), self._held()
+            lambda held: tls.client_context(held, tls.CONTROL_PLANE), self._credential()
         )
 
     async def renew(self) -> Identity:
@@ -176,9 +183,9 @@ class HostIdentity:
         more renewal confirms to the control plane that they are in use.
         """
         async with self._renewing:
-            known = self._held().ca_pem
-            found = await self._renew_once()
-            return found if self._held().ca_pem == known else await self._renew_once()
+            known = self._credential().ca_pem
+            identity = await self._renew_once()
+            return identity if self._credential().ca_pem == known else await self._renew_once()
 
     async def renew_when_asked(self) -> None:
         """Renew now, because the authority will change; log a failure, the caller asks again."""
@@ -188,7 +195,7 @@ class HostIdentity:
             log.warning("cannot renew the certificate as requested", extra={"reason": str(e)})
 
     async def _renew_once(self) -> Identity:
-        held = self._held()
+        held = self._credential()
         from agent.identity import keys
 
         key_pem = keys.new_key()
@@ -209,38 +216,38 @@ class HostIdentity:
             not_after=answer.not_after,
             cluster=answer.cluster or held.cluster,
         )
-        self._keep(fresh)
+        self._save(fresh)
         self._contexts.take(fresh)
         log.info("renewed", extra={"machine": fresh.name, "not_after": fresh.not_after})
         return Identity(fresh.name, fresh.url, fresh.not_after)
 
     def trusted(self) -> str:
         """Return the authorities that this host trusts now, as PEM."""
-        return self._held().ca_pem
+        return self._credential().ca_pem
 
     def has_joined(self) -> bool:
         """Return whether this host has an identity."""
         return self._path.exists()
 
-    def read_second(self) -> str:
+    def read_clone_reason(self) -> str:
         """Return the stored reason why this host is a clone; empty: it is not."""
         try:
-            return self._second.read_text(errors="replace")
+            return self._clone_file.read_text(errors="replace")
         except FileNotFoundError:
             return ""
         except OSError as e:
-            raise ConfigError(f"cannot read {self._second}: {e.strerror}") from e
+            raise ConfigError(f"cannot read {self._clone_file}: {e.strerror}") from e
 
-    def note_second(self, why: str) -> None:
+    def store_clone_reason(self, why: str) -> None:
         """Store why this host is a clone; an empty reason removes the file."""
         if why:
-            durable.write(self._second, why.encode())
+            durable.write(self._clone_file, why.encode())
         else:
-            self._second.unlink(missing_ok=True)
+            self._clone_file.unlink(missing_ok=True)
 
     async def show_presence(self, presence: Presence) -> PresenceAnswer:
         """Ask the control plane whether this host is a clone."""
-        held = self._held()
+        held = self._credential()
         async with WireClient(held.url, self.client_context()) as client:
             answer = await client.call(_ROUTE["show_presence"], presence)
         assert isinstance(answer, PresenceAnswer)
@@ -248,7 +255,7 @@ class HostIdentity:
 
     async def certify_task(self, task_id: str, csr_pem: str) -> TaskCertificate:
         """Return a certificate for a task's key, only for a task of this host."""
-        held = self._held()
+        held = self._credential()
         async with WireClient(held.url, self.client_context()) as client:
             request = TaskIdentityRequest(csr_pem=csr_pem)
             answer = await client.call(_ROUTE["certify_task"], request, task=task_id)
@@ -260,7 +267,7 @@ class HostIdentity:
         share = random.uniform(RENEW_FROM, RENEW_TO)
         while True:
             try:
-                held = self._held()
+                held = self._credential()
                 await self._wait_until(renewal_time(held.issued_at, held.not_after, share))
                 await self.renew()
             except TwineError as e:
@@ -270,7 +277,7 @@ class HostIdentity:
     async def _wait_until(self, when: float) -> None:
         left_s = when - self._clock()
         while left_s > 0:
-            await asyncio.sleep(min(left_s, _LOOK_S))
+            await asyncio.sleep(min(left_s, _CLOCK_CHECK_S))
             left_s = when - self._clock()
 
     async def _fetch_authority(self, invitation: Invitation) -> str:
@@ -282,17 +289,17 @@ class HostIdentity:
             )
         async with WireClient(invitation.url, tls.unverified_context()) as client:
             answer = await client.call(_ROUTE["get_authority"])
-        found = pins.ca_hash(answer.ca_pem)
-        if not hmac.compare_digest(found, invitation.ca_hash):
+        ca_hash = pins.ca_hash(answer.ca_pem)
+        if not hmac.compare_digest(ca_hash, invitation.ca_hash):
             raise Forbidden(
-                f"the authority of {invitation.url} is {found}, not "
+                f"the authority of {invitation.url} is {ca_hash}, not "
                 f"{invitation.ca_hash}: the token was not sent",
                 hint="compare the pin with `twinectl token create`; if it is right, another "
                 "server answers between this host and the control plane",
             )
         return pins.first_certificate(answer.ca_pem)
 
-    def _held(self) -> Credential:
+    def _credential(self) -> Credential:
         if not self._path.exists():
             raise ConfigError(
                 "this host has not joined a control plane",
@@ -300,7 +307,7 @@ class HostIdentity:
             )
         return tls.load(self._path)
 
-    def _keep(self, credential: Credential) -> None:
+    def _save(self, credential: Credential) -> None:
         """Check that a credential works, then replace the old one."""
         try:
             tls.server_context(credential, require_client=True)

@@ -44,7 +44,7 @@ from wire.errors import HostError, TwineError, Unreachable
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 10.0
+CHECK_S = 10.0
 """Seconds between two checks for due renewals, removed tasks and new authorities."""
 _RETRY_S = 60.0
 """Pause after a renewal that failed."""
@@ -115,25 +115,25 @@ class TaskIdentities(TaskStage):
     async def watch(self, wanted: Callable[[], Mapping[str, TaskSpec]]) -> None:
         """Renew the identities of wanted tasks until cancelled; remove those of no task."""
         while True:
-            await pause(LOOK_S)
+            await pause(CHECK_S)
             try:
-                await self.look(wanted)
+                await self.maintain(wanted)
             except (TwineError, OSError) as e:
                 log.warning("cannot maintain the identities of tasks", extra={"why": str(e)})
 
-    async def look(self, wanted: Callable[[], Mapping[str, TaskSpec]]) -> None:
+    async def maintain(self, wanted: Callable[[], Mapping[str, TaskSpec]]) -> None:
         """Renew and remove identities once. `wanted` returns the tasks that must run."""
         if self._is_empty:
             return
         for task_id in await self._lanes.run(_LANE, self._known):
-            if not _has(wanted(), task_id):
+            if not _has_identity(wanted(), task_id):
                 await self.release(task_id)
         for task_id, spec in wanted().items():
             if not spec.identity:
                 continue
             async with self._lock(task_id):
                 held = await self._lanes.run(_LANE, self._find, task_id)
-                if held is None or not _has(wanted(), task_id):
+                if held is None or not _has_identity(wanted(), task_id):
                     continue  # never started, or just ended
                 await self._lanes.run(_LANE, self._refresh, task_id)
                 now = self._clock()
@@ -142,11 +142,11 @@ class TaskIdentities(TaskStage):
                 try:
                     await self._renew(task_id, spec)
                 except TwineError as e:
-                    self._failed(task_id, held, e)
+                    self._record_failure(task_id, held, e)
                     if isinstance(e, Unreachable):
                         return  # requests for other tasks would fail, too
 
-    def _failed(self, task_id: str, held: StoredIdentity, error: TwineError) -> None:
+    def _record_failure(self, task_id: str, held: StoredIdentity, error: TwineError) -> None:
         """Record a failed renewal; add an event only if the identity ends soon."""
         now = self._clock()
         self._not_before[task_id] = now + _RETRY_S * random.uniform(0.5, 1.5)
@@ -228,7 +228,7 @@ class TaskIdentities(TaskStage):
         self._warned.discard(task_id)
 
 
-def _has(wanted: Mapping[str, TaskSpec], task_id: str) -> bool:
+def _has_identity(wanted: Mapping[str, TaskSpec], task_id: str) -> bool:
     return task_id in wanted and wanted[task_id].identity
 
 

@@ -28,15 +28,15 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from agent.api import ImageFormat, ImageInfo, pull_event_text
-from agent.images.core.oci import place_of
+from agent.images.core.oci import location_of
 from agent.images.core.unpack import drop_setuid_properties, unpack_properties
 from agent.images.imports import RunningImports
 from agent.images.layers import Hold, Layers
-from agent.images.oci import Assembled, Oci, Registries
-from agent.images.published import Published, hex_of, listed, remove_leftover
+from agent.images.oci import AssembledImage, OciImages, Registries
+from agent.images.published import Published, digits_of, paths_in, remove_leftover
 from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs, Processes
-from agent.runtime.crashpoints import passed
+from agent.runtime.crashpoints import crash_point
 from agent.runtime.disk import FREE_RESERVE_BYTES
 from agent.runtime.events import HostEvents
 from agent.runtime.offload import Lanes
@@ -81,7 +81,7 @@ class HostImages:
         self._staging.mkdir(parents=True, exist_ok=True)
         self._sandbox = Sandbox(self._staging, btrfs, units, processes, lanes)
         self.layers = Layers(state, btrfs, self._sandbox, lanes)
-        self._oci = Oci(state, btrfs, self._sandbox, self.layers, lanes, events, registries)
+        self._oci = OciImages(state, btrfs, self._sandbox, self.layers, lanes, events, registries)
 
     async def tidy(self) -> bool:
         """Remove leftovers of interrupted transfers; no transfer may run.
@@ -104,7 +104,7 @@ class HostImages:
             return await self.tidy()
 
     def _tidy(self) -> None:
-        for path in listed(self._staging):
+        for path in paths_in(self._staging):
             remove_leftover(self._btrfs, path)
         self._published.tidy()
         self.layers.published.tidy()
@@ -116,8 +116,11 @@ class HostImages:
             raise NotFound(f"image {digest} is not on this machine")
         return info
 
-    def find_again(self, digest: str) -> ImageInfo | None:
-        """Return a complete image that a caller asks for; its time of last use begins again."""
+    async def find_and_touch(self, digest: str) -> ImageInfo | None:
+        """Return a complete image, None if there is none; its time of last use begins again."""
+        return await self._lanes.run(IMAGE_FILES, self._find_and_touch, digest)
+
+    def _find_and_touch(self, digest: str) -> ImageInfo | None:
         info = self._published.find(digest)
         if info is not None:
             with suppress(OSError):  # a read-only disk: no image is removed, either
@@ -152,16 +155,16 @@ class HostImages:
         leaves too little space, `Unreachable` for one that stalls. Then nothing of it stays.
         """
         async with self._import(digest) as hold, self._lock(digest):
-            if info := self.find_again(digest):
+            if info := await self.find_and_touch(digest):
                 return info
             stream = self._stream(digest)
             try:
                 size = await self._store(digest, stream, chunks)
-                passed("image.stored")
+                crash_point("image.stored")
                 assembled = await self._unpack(digest, format_, stream, hold)
                 # Removed early: data that is deleted before a flush is never written.
                 await self._lanes.run("btrfs", stream.unlink)
-                passed("image.unpacked")
+                crash_point("image.unpacked")
                 return await self._complete(_info(digest, format_, size, assembled))
             except OSError as e:
                 raise HostError(f"cannot store image {digest}: {e.strerror}") from e
@@ -173,7 +176,7 @@ class HostImages:
         sha, size, buffer = hashlib.sha256(), 0, bytearray()
         file = await self._lanes.run("files", path.open, "wb")
         try:
-            async for chunk in self._timely(digest, chunks):
+            async for chunk in self._with_timeout(digest, chunks):
                 buffer += chunk
                 if len(buffer) >= BUFFER_BYTES:
                     size += await self._lanes.run("files", self._flush, file, sha, bytes(buffer))
@@ -189,7 +192,9 @@ class HostImages:
             )
         return size
 
-    async def _timely(self, digest: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _with_timeout(
+        self, digest: str, chunks: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
         """Yield the chunks; give up a stalled stream, so that others can send the image (F-29)."""
         while True:
             try:
@@ -219,7 +224,7 @@ class HostImages:
 
     async def _unpack(
         self, digest: str, format_: ImageFormat, stream: Path, hold: Hold
-    ) -> Assembled | None:
+    ) -> AssembledImage | None:
         """Turn the stream into a subvolume in staging; return the parts of an OCI image."""
         target = self._staged(digest)
         make = os.mkdir if format_ is ImageFormat.BTRFS else self._btrfs.create
@@ -227,7 +232,7 @@ class HostImages:
         if format_ is not ImageFormat.BTRFS:  # for an archive without an entry for its top
             await self._lanes.run("btrfs", os.chmod, target, 0o755)
         unit = f"twine-unpack-{target.name[:12]}.service"
-        mount = str(await self._lanes.run("btrfs", self._btrfs.top, target.parent))
+        mount = str(await self._lanes.run("btrfs", self._btrfs.containing_subvolume, target.parent))
         properties = unpack_properties(str(stream), str(target), format_, mount)
         what = f"image {digest} cannot be unpacked as {format_}"
         await self._sandbox.run(unit, properties, what)
@@ -242,15 +247,15 @@ class HostImages:
 
     def _staged(self, digest: str) -> Path:
         """Return the subvolume of an image while it is being unpacked."""
-        return self._staging / hex_of(digest)
+        return self._staging / digits_of(digest)
 
     def _stream(self, digest: str) -> Path:
         """Return the file with the received part of a stream."""
-        return self._staging / f"{hex_of(digest)}.stream"
+        return self._staging / f"{digits_of(digest)}.stream"
 
     def _tree(self, digest: str) -> Path:
         """Return the subvolume to which the layers of an OCI image are applied."""
-        return self._staging / f"{hex_of(digest)}.tree"
+        return self._staging / f"{digits_of(digest)}.tree"
 
     def _open_received(self, digest: str) -> str:
         staged = self._staged(digest)
@@ -273,12 +278,12 @@ class HostImages:
 
     async def _pull(self, reference: str) -> ImageInfo:
         async with self._import(reference) as hold, self._oci.lock(reference):
-            if info := self.find_again(place_of(reference).digest):
+            if info := await self.find_and_touch(location_of(reference).digest):
                 return info
             place, data = await self._oci.resolve(reference)
             self._events.add("image", place.digest, pull_event_text(reference))
             async with self._lock(place.digest):
-                if info := self.find_again(place.digest):
+                if info := await self.find_and_touch(place.digest):
                     return info
                 try:
                     tree = self._tree(place.digest)
@@ -292,7 +297,10 @@ class HostImages:
 
     @asynccontextmanager
     async def _import(self, name: str) -> AsyncIterator[Hold]:
-        """List an image as being received; yield a function that keeps its layers until then."""
+        """List an image as being received until the block ends.
+
+        Yields the function that protects layers from removal until then.
+        """
         async with self._quiet:
             pass  # waits for a running `tidy`; there is no await before the image is listed
         with self.imports.listed(name), self.layers.holding() as hold:
@@ -303,9 +311,9 @@ class HostImages:
         if info.format is not ImageFormat.OCI:  # its files were flushed with its layers
             # Otherwise a power cut could leave a complete image with empty files.
             await self._lanes.run("sync", self._btrfs.sync, self._staging)
-        passed("image.synced")
+        crash_point("image.synced")
         await self._lanes.run("btrfs", self._publish, info)
-        passed("image.declared")
+        crash_point("image.declared")
         self._events.add("image", info.digest, "published")
         log.info("an image is complete", extra={"image": info.digest, "bytes": info.stream_bytes})
         return info
@@ -324,7 +332,7 @@ class HostImages:
         self._btrfs.delete(final)  # a leftover of a removal that failed half-way
         os.rename(staged, final)
         self._btrfs.set_read_only(final, True)
-        passed("image.moved")
+        crash_point("image.moved")
         self._published.declare(info.digest, info)
         sync_folder(final.parent)
 
@@ -346,14 +354,18 @@ class HostImages:
                 self._published.description(digest).unlink()
             except OSError as e:
                 raise HostError(f"cannot delete image {digest}: {e.strerror}") from e
-            passed("delete.undeclared")
+            crash_point("delete.undeclared")
             await self._lanes.run("btrfs", self._btrfs.delete, self._published.path(digest))
-            passed("delete.removed")
+            crash_point("delete.removed")
         self._events.add("image", digest, "deleted")
 
 
 def _info(
-    digest: str, format_: ImageFormat, size: int, oci: Assembled | None = None, reference: str = ""
+    digest: str,
+    format_: ImageFormat,
+    size: int,
+    oci: AssembledImage | None = None,
+    reference: str = "",
 ) -> ImageInfo:
     info = ImageInfo(digest=digest, format=format_, stream_bytes=size, created_at=time.time())
     if oci is None:

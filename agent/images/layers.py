@@ -23,10 +23,10 @@ import msgspec
 
 from agent.images.core.oci import Layer
 from agent.images.core.unpack import UNPACK_TIMEOUT_S, layer_properties
-from agent.images.published import Published, hex_of
+from agent.images.published import Published, digits_of
 from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs
-from agent.runtime.crashpoints import passed
+from agent.runtime.crashpoints import crash_point
 from agent.runtime.offload import Lanes
 from wire.errors import Unprocessable
 
@@ -68,17 +68,17 @@ class Layers:
         A pull holds the present layers before it fetches the rest, and releases them once the
         image refers to them. Until then no image keeps them.
         """
-        mine: list[str] = []
+        held_chains: list[str] = []
 
         def hold(chains: Iterable[str]) -> None:
             more = list(chains)
             self._held.update(more)
-            mine.extend(more)
+            held_chains.extend(more)
 
         try:
             yield hold
         finally:
-            self._held -= Counter(mine)
+            self._held -= Counter(held_chains)
 
     def is_held(self, chain: str) -> bool:
         """Return whether an image in transfer needs this layer."""
@@ -88,7 +88,7 @@ class Layers:
         """Return all layers, the oldest first."""
         return sorted(self.published.all(), key=lambda f: (f.created_at, f.chain))
 
-    def known(self, blobs: Iterable[str]) -> list[str]:
+    def present_chains(self, blobs: Iterable[str]) -> list[str]:
         """Return the chains of an image's compressed layers that the host has, from the lowest."""
         chains = {(info.below, info.blob): info.chain for info in self.all()}
         below, found = "", []
@@ -100,37 +100,37 @@ class Layers:
         return found
 
     @asynccontextmanager
-    async def turn(
-        self, blobs: Sequence[str], waits: Callable[[int], None]
+    async def fetch_turn(
+        self, blobs: Sequence[str], on_wait: Callable[[int], None]
     ) -> AsyncIterator[list[str]]:
         """Wait until no other image fetches the lowest missing layer of this image.
 
         Yields the chains that the host has then. If several images on one base are pulled at once,
-        only the first pull fetches it (docs/adr/0124). `waits` is called with the number of the
+        only the first pull fetches it (docs/adr/0124). `on_wait` is called with the number of the
         layer for which this pull waits.
         """
-        while len(here := self.known(blobs)) < len(blobs):
-            missing = (here[-1] if here else "", blobs[len(here)])
+        while len(present := self.present_chains(blobs)) < len(blobs):
+            missing = (present[-1] if present else "", blobs[len(present)])
             lock = self._fetching.setdefault(missing, asyncio.Lock())
             if lock.locked():
-                waits(len(here) + 1)
+                on_wait(len(present) + 1)
             async with lock:
-                if self.known(blobs) == here:
-                    yield here
+                if self.present_chains(blobs) == present:
+                    yield present
                     return
-        yield here
+        yield present
 
-    async def stack(
-        self, layers: Sequence[Layer], layout: Path, tree: Path, here: Callable[[int], None]
+    async def apply_missing(
+        self, layers: Sequence[Layer], layout: Path, tree: Path, report: Callable[[int], None]
     ) -> None:
         """Make all layers of an image, and make `tree` equal to the topmost one.
 
         `layout` has the blobs of missing layers. They are applied to the tree in order, and each
         layer is a snapshot of the tree. A blob is removed once it was applied: data that is
-        removed before a flush is never written. `here` is called with the number of each layer.
+        removed before a flush is never written. `report` is called with the number of each layer.
         """
         at: str | None = None
-        applying: _Applying | None = None
+        applying: _LayerProcess | None = None
         try:
             for number, layer in enumerate(layers, start=1):
                 async with self._locks.setdefault(layer.chain, asyncio.Lock()):
@@ -139,24 +139,24 @@ class Layers:
                     if applying is None or at != layer.below:
                         if applying is not None:
                             await applying.close()
-                        await self._lanes.run("btrfs", self._begin, layer.below, tree)
-                        applying = _Applying(self._sandbox, layers[number - 1 :], layout, tree)
-                    passed("pull.layer-begun")
+                        await self._lanes.run("btrfs", self._start_tree, layer.below, tree)
+                        applying = _LayerProcess(self._sandbox, layers[number - 1 :], layout, tree)
+                    crash_point("pull.layer-begun")
                     await applying.next()
-                    passed("pull.layer-applied")
+                    crash_point("pull.layer-applied")
                     if all(other.blob.digest != layer.blob.digest for other in layers[number:]):
                         await self._lanes.run("files", (layout / layer.blob.path).unlink)
                     await self._lanes.run("btrfs", self._publish, layer, tree)
-                    passed("pull.layer-published")
+                    crash_point("pull.layer-published")
                 at = layer.chain
-                here(number)
+                report(number)
         finally:
             if applying is not None:
                 await applying.close()
         if at != layers[-1].chain:
-            await self._lanes.run("btrfs", self._begin, layers[-1].chain, tree)
+            await self._lanes.run("btrfs", self._start_tree, layers[-1].chain, tree)
 
-    def _begin(self, below: str, tree: Path) -> None:
+    def _start_tree(self, below: str, tree: Path) -> None:
         self._btrfs.delete(tree)
         if below:
             self._btrfs.snapshot(self.published.path(below), tree)
@@ -173,7 +173,7 @@ class Layers:
         final = self.published.path(layer.chain)
         self._btrfs.delete(final)  # a leftover of a removal that failed half-way
         self._btrfs.snapshot(tree, final, read_only=True)
-        passed("pull.layer-moved")
+        crash_point("pull.layer-moved")
         info = LayerInfo(
             chain=layer.chain,
             below=layer.below,
@@ -191,12 +191,12 @@ class Layers:
             if self.is_held(chain):
                 return False
             self.published.description(chain).unlink(missing_ok=True)
-            passed("gc.layer-undeclared")
+            crash_point("gc.layer-undeclared")
             await self._lanes.run("btrfs", self._btrfs.delete, self.published.path(chain))
         return True
 
 
-class _Applying:
+class _LayerProcess:
     """One process that applies layers to a tree, in order, and waits for a request before each."""
 
     def __init__(self, sandbox: Sandbox, layers: Sequence[Layer], layout: Path, tree: Path) -> None:
@@ -215,7 +215,7 @@ class _Applying:
         self._loop.add_reader(self._ends[1], self._read_reports)
         names = str(self._pipes[0]), str(self._pipes[1])
         properties = layer_properties(sys.executable, str(layout), layers, str(tree), names)
-        unit = f"twine-unpack-{hex_of(layers[0].chain)[:12]}.service"
+        unit = f"twine-unpack-{digits_of(layers[0].chain)[:12]}.service"
         longest_s = UNPACK_TIMEOUT_S * len(layers)
         self._running = asyncio.ensure_future(
             sandbox.run(unit, properties, self._refusal, timeout_s=longest_s)

@@ -23,7 +23,14 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from agent.api import OciConfig
-from agent.images.core.image_user import LIST_MAX_BYTES, LISTS, ListedUsers, asks, is_plain, resolve
+from agent.images.core.image_user import (
+    LIST_MAX_BYTES,
+    LISTS,
+    ListedUsers,
+    is_plain,
+    names_user,
+    resolve,
+)
 from agent.images.core.oci import (
     DOCUMENT_MAX_BYTES,
     Blob,
@@ -34,7 +41,7 @@ from agent.images.core.oci import (
     choose,
     digest_of,
     is_index,
-    place_of,
+    location_of,
     read_config,
     read_manifest,
 )
@@ -42,10 +49,10 @@ from agent.images.core.unpack import fetch_properties
 from agent.images.layers import Hold, Layers
 from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs
-from agent.machine.beneath import ensure_folder, find_place, read_file
+from agent.machine.beneath import ensure_folder, read_file, resolve_path
 from agent.machine.hardware import read_x86_level
 from agent.machine.kernelfs import KernelFs
-from agent.runtime.crashpoints import passed
+from agent.runtime.crashpoints import crash_point
 from agent.runtime.disk import FREE_RESERVE_BYTES
 from agent.runtime.events import HostEvents
 from agent.runtime.offload import Lanes
@@ -62,7 +69,7 @@ class Registries:
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
+class AssembledImage:
     """An image whose layers are all on the host."""
 
     manifest: Manifest
@@ -70,7 +77,7 @@ class Assembled:
     config: OciConfig
 
 
-class Oci:
+class OciImages:
     """Brings the layers of images to this machine."""
 
     def __init__(
@@ -101,14 +108,14 @@ class Oci:
 
     async def resolve(self, reference: str) -> tuple[ImageLocation, bytes]:
         """Return the location of an image, with its digest, and its manifest for this processor."""
-        place = place_of(reference)
-        data = await self._manifest(place.name, place.digest)
+        location = location_of(reference)
+        data = await self._manifest(location.name, location.digest)
         if is_index(data):
             chosen = choose(data, self._processor)
-            place = place_of(f"{place.repository}@{chosen}")
-            data = await self._manifest(place.name, chosen)
-        passed("pull.resolved")
-        return ImageLocation(place.repository, place.tag, digest_of(data)), data
+            location = location_of(f"{location.repository}@{chosen}")
+            data = await self._manifest(location.name, chosen)
+        crash_point("pull.resolved")
+        return ImageLocation(location.repository, location.tag, digest_of(data)), data
 
     async def _manifest(self, name: str, digest: str) -> bytes:
         key = _key(name)
@@ -129,51 +136,55 @@ class Oci:
             raise Unprocessable(f"the manifest of {name} has digest {digest_of(data)}")
         return data
 
-    async def fetch(self, place: ImageLocation, data: bytes, tree: Path, hold: Hold) -> Assembled:
+    async def fetch(
+        self, location: ImageLocation, data: bytes, tree: Path, hold: Hold
+    ) -> AssembledImage:
         """Fetch the missing layers of an image, and make `tree` equal to its topmost layer.
 
         Present layers are held before the fetch begins, and are not fetched.
         """
-        manifest = read_manifest(data, place.digest)
+        manifest = read_manifest(data, location.digest)
 
-        def waits(number: int) -> None:
+        def report_wait(number: int) -> None:
             of = f"layer {number} of {len(manifest.layers)}"
             self._events.add(
                 "image", manifest.digest, f"waiting for {of}: another image fetches it"
             )
 
         blobs = [blob.digest for blob in manifest.layers]
-        async with self._layers.turn(blobs, waits) as here:
-            hold(here)
-            return await self._fetch(place.at(manifest.digest), manifest, len(here), tree, hold)
+        async with self._layers.fetch_turn(blobs, report_wait) as present:
+            hold(present)
+            return await self._fetch(
+                location.at(manifest.digest), manifest, len(present), tree, hold
+            )
 
     async def _fetch(
-        self, name: str, manifest: Manifest, here: int, tree: Path, hold: Hold
-    ) -> Assembled:
-        """Fetch an image whose lowest `here` layers are on the host."""
+        self, name: str, manifest: Manifest, present: int, tree: Path, hold: Hold
+    ) -> AssembledImage:
+        """Fetch an image whose lowest layers, `present` in number, are on the host."""
         stage = self._staging / f"oci-{_key(name)}"
-        missing = manifest.layers[here:]
+        missing = manifest.layers[present:]
         try:
             await self._lanes.run("files", self._admit, manifest, missing)
             await self._lanes.run("files", _make_empty, stage)
-            await self._lanes.run("files", _make_placeholders, stage, manifest.layers[:here])
+            await self._lanes.run("files", _make_placeholders, stage, manifest.layers[:present])
             size = about_size(sum(blob.size for blob in missing))
             event = f"fetching {len(missing)} of {len(manifest.layers)} layers, {size}"
             self._events.add("image", manifest.digest, event)
             arguments = ["copy", "--preserve-digests", *self._options("src-"), name, f"oci:{stage}"]
             await self._skopeo(_key(name), arguments, stage, f"cannot fetch {name}")
-            passed("pull.fetched")
+            crash_point("pull.fetched")
             return await self._assemble(manifest, stage, tree, hold)
         finally:
             await self._lanes.run("files", _remove_folder, stage)
 
-    async def assemble(self, layout: Path, tree: Path, hold: Hold) -> Assembled:
+    async def assemble(self, layout: Path, tree: Path, hold: Hold) -> AssembledImage:
         """Make `tree` equal to the only image of a complete layout."""
-        data = await self._lanes.run("files", _document, layout, "index.json")
+        data = await self._lanes.run("files", _read_document, layout, "index.json")
         seen = 0
         while is_index(data):
             digest = choose(data, self._processor)
-            data = await self._lanes.run("files", _document, layout, Blob(digest, 0).path)
+            data = await self._lanes.run("files", _read_document, layout, Blob(digest, 0).path)
             if digest_of(data) != digest:
                 raise Unprocessable(f"the manifest {digest} has digest {digest_of(data)}")
             if (seen := seen + 1) > 3:
@@ -182,20 +193,20 @@ class Oci:
 
     async def _assemble(
         self, manifest: Manifest, layout: Path, tree: Path, hold: Hold
-    ) -> Assembled:
-        data = await self._lanes.run("files", _document, layout, manifest.config.path)
+    ) -> AssembledImage:
+        data = await self._lanes.run("files", _read_document, layout, manifest.config.path)
         layers, config = read_config(data, manifest, self._processor)
 
-        def here(number: int) -> None:
+        def report(number: int) -> None:
             event = f"layer {number} of {len(layers)} is present"
             self._events.add("image", manifest.digest, event)
 
         hold(layer.chain for layer in layers)
-        await self._layers.stack(layers, layout, tree, here)
+        await self._layers.apply_missing(layers, layout, tree, report)
         config = await self._lanes.run("files", _with_user, config, tree)
-        await self._lanes.run("files", _with_working_dir, config, tree)
-        passed("pull.assembled")
-        return Assembled(manifest, tuple(layers), config)
+        await self._lanes.run("files", _ensure_working_dir, config, tree)
+        crash_point("pull.assembled")
+        return AssembledImage(manifest, tuple(layers), config)
 
     def _admit(self, manifest: Manifest, missing: Sequence[Blob]) -> None:
         """Refuse an image that cannot fit even compressed; free space is checked again later."""
@@ -268,13 +279,13 @@ def _make_placeholders(stage: Path, blobs: Sequence[Blob]) -> None:
 
 def _with_user(config: OciConfig, tree: Path) -> OciConfig:
     """Return the configuration with its user resolved by the lists in the image's tree."""
-    if not asks(config.user):
+    if not names_user(config.user):
         return config
-    users, groups = (_list(tree, place) for place in LISTS)
+    users, groups = (_read_list(tree, path) for path in LISTS)
     return replace(config, runs_as=resolve(config.user, users, groups))
 
 
-def _with_working_dir(config: OciConfig, tree: Path) -> None:
+def _ensure_working_dir(config: OciConfig, tree: Path) -> None:
     """Make the image's working directory if no layer has it, as container engines do."""
     try:
         ensure_folder(str(tree), config.working_dir)
@@ -285,9 +296,9 @@ def _with_working_dir(config: OciConfig, tree: Path) -> None:
         ) from e
 
 
-def _list(tree: Path, place: str) -> ListedUsers:
+def _read_list(tree: Path, path: str) -> ListedUsers:
     try:
-        really = find_place(str(tree), place)
+        really = resolve_path(str(tree), path)
         if not is_plain(really):
             raise OSError(errno.EINVAL, "a link has a target that is not plain text")
         return ListedUsers(really, read_file(str(tree), really, LIST_MAX_BYTES))
@@ -295,12 +306,12 @@ def _list(tree: Path, place: str) -> ListedUsers:
         return ListedUsers()
     except OSError as e:
         raise Unprocessable(
-            f"the image names a user, and its /{place} cannot be read: {e.strerror}",
+            f"the image names a user, and its /{path} cannot be read: {e.strerror}",
             hint=f"it must be a file of at most {LIST_MAX_BYTES >> 20} MiB",
         ) from e
 
 
-def _document(layout: Path, path: str) -> bytes:
+def _read_document(layout: Path, path: str) -> bytes:
     try:
         return read_file(str(layout), path, DOCUMENT_MAX_BYTES)
     except OSError as e:

@@ -31,11 +31,11 @@ class Published(Generic[T]):
 
     def path(self, digest: str) -> Path:
         """Return the path of a subvolume, which need not exist."""
-        return self._folder / hex_of(digest)
+        return self._folder / digits_of(digest)
 
     def description(self, digest: str) -> Path:
         """Return the path of a description, which need not exist."""
-        return self._folder / f"{hex_of(digest)}.json"
+        return self._folder / f"{digits_of(digest)}.json"
 
     def find(self, digest: str) -> T | None:
         """Return the description of a complete subvolume, None if there is none."""
@@ -46,7 +46,7 @@ class Published(Generic[T]):
 
     def all(self) -> list[T]:
         """Return all descriptions. Raises `HostError` if the folder cannot be read."""
-        found = [self.find(path.stem) for path in _descriptions(listed(self._folder))]
+        found = [self.find(path.stem) for path in _descriptions(paths_in(self._folder))]
         return [description for description in found if description is not None]
 
     def _decoded(self, data: bytes) -> T | None:
@@ -60,7 +60,7 @@ class Published(Generic[T]):
 
         It survives a power cut once its folder or the file system is synced.
         """
-        temporary = self._folder / f".{hex_of(digest)}.new"
+        temporary = self._folder / f".{digits_of(digest)}.new"
         with temporary.open("wb") as file:
             file.write(msgspec.json.encode(description))
             file.flush()
@@ -72,7 +72,7 @@ class Published(Generic[T]):
 
         A file that cannot be read is not considered damaged: the error is raised, and all stays.
         """
-        files, there = listed(self._folder), set(self._btrfs.children(self._folder))
+        files, there = paths_in(self._folder), set(self._btrfs.children(self._folder))
         for path in files:
             if path.name.startswith(".") and path.suffix == ".new":
                 remove_leftover(self._btrfs, path)
@@ -90,12 +90,12 @@ def _descriptions(files: list[Path]) -> list[Path]:
     return [path for path in files if path.suffix == ".json" and path.name[0] != "."]
 
 
-def hex_of(digest: str) -> str:
+def digits_of(digest: str) -> str:
     """Return the hexadecimal digits of a digest, which name its files."""
     return digest.removeprefix("sha256:")
 
 
-def listed(folder: Path) -> list[Path]:
+def paths_in(folder: Path) -> list[Path]:
     """Return the paths in a folder. Unlike a glob this raises `HostError` on a disk error."""
     try:
         return [folder / name for name in sorted(os.listdir(folder))]

@@ -9,10 +9,15 @@ from pathlib import Path
 
 from agent.api import ImageInfo, ImageUser, OciConfig, TaskSpec
 from agent.images.core.image_user import LISTS
-from agent.images.core.writable_root import ENTERED, choose_tops, is_writable, owner_of_root
+from agent.images.core.writable_root import (
+    WRITABLE_BELOW,
+    choose_writable_folders,
+    is_writable,
+    owner_of_root,
+)
 from agent.images.published import Published
 from agent.machine import Btrfs, QuotaMode
-from agent.machine.beneath import find_place
+from agent.machine.beneath import resolve_path
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.offload import Lanes
 from agent.runtime.stage import TaskStage
@@ -38,10 +43,10 @@ class TaskRoots:
         """Image → when its use was last recorded; the next snapshot flushes that to disk."""
         self._unused: set[str] = set()
         """Tasks whose root was never started from."""
-        self._can_bound: bool | None = None
-        self._tops: dict[str, list[str]] = {}
-        self._written: dict[str, tuple[int, int]] = {}
-        """Image → the version of its description for which configuration and tops are cached."""
+        self._quotas_on: bool | None = None
+        self._writable_folders: dict[str, list[str]] = {}
+        self._versions: dict[str, tuple[int, int]] = {}
+        """Image → the version of its description from which the cached values were read."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, task_id: str) -> Path:
@@ -60,7 +65,7 @@ class TaskRoots:
         image = self._images.path(digest)
         return any(
             (image / path).is_file()
-            and not any((image / part).is_symlink() for part in (path, *_above(path)))
+            and not any((image / part).is_symlink() for part in (path, *_parents(path)))
             for path in INITS
         )
 
@@ -78,7 +83,7 @@ class TaskRoots:
         return self._configs[digest]
 
     def _forget_replaced(self, digest: str) -> None:
-        """Drop what is cached of an image that was removed or imported again."""
+        """Drop the cached values of an image that was removed or imported again."""
         try:
             found = self._images.description(digest).stat()
         except FileNotFoundError:
@@ -87,43 +92,43 @@ class TaskRoots:
             return
         else:
             version = found.st_ino, found.st_ctime_ns
-        if self._written.get(digest) == version:
+        if self._versions.get(digest) == version:
             return
-        for cached in (self._configs, self._tops, self._written):
+        for cached in (self._configs, self._writable_folders, self._versions):
             cached.pop(digest, None)
         if version is not None:
-            self._written[digest] = version
+            self._versions[digest] = version
 
     def is_writable(self, spec: TaskSpec) -> bool:
         """Return whether a task may write to its root here."""
-        return is_writable(spec, self.config(spec.image), can_bound=self.can_bound())
+        return is_writable(spec, self.config(spec.image), has_quotas=self.has_quotas())
 
-    def can_bound(self) -> bool:
+    def has_quotas(self) -> bool:
         """Return whether this file system can limit written data; checked once."""
-        if self._can_bound is None:
+        if self._quotas_on is None:
             try:
-                self._can_bound = self._btrfs.enable_quota(self.state) is not QuotaMode.OFF
+                self._quotas_on = self._btrfs.enable_quota(self.state) is not QuotaMode.OFF
             except BtrfsError:
-                self._can_bound = False
-        return self._can_bound
+                self._quotas_on = False
+        return self._quotas_on
 
-    def tops(self, digest: str) -> list[str]:
-        """Return the folders at the top of an image that a writable root opens."""
+    def writable_folders(self, digest: str) -> list[str]:
+        """Return the folders of an image that are writable in a writable root."""
         self._forget_replaced(digest)
-        if digest not in self._tops:
+        if digest not in self._writable_folders:
             image = self._images.path(digest)
             found = {"": _folders(image)}
-            found |= {name: _folders(image / name) for name in ENTERED if name in found[""]}
-            self._tops[digest] = choose_tops(found)
-        return self._tops[digest]
+            found |= {name: _folders(image / name) for name in WRITABLE_BELOW if name in found[""]}
+            self._writable_folders[digest] = choose_writable_folders(found)
+        return self._writable_folders[digest]
 
     def owner(self, digest: str) -> ImageUser:
         """Return the owner of the root of a task without an image user: root."""
-        return owner_of_root(*(self._plain(digest, path) for path in LISTS))
+        return owner_of_root(*(self._path_in_image(digest, path) for path in LISTS))
 
-    def _plain(self, digest: str, path: str) -> str:
+    def _path_in_image(self, digest: str, path: str) -> str:
         try:
-            return find_place(str(self._images.path(digest)), path)
+            return resolve_path(str(self._images.path(digest)), path)
         except OSError:
             return ""
 
@@ -138,19 +143,19 @@ class TaskRoots:
             self.prepare(task_id, spec.image)
         self._unused.discard(task_id)
         path = self.path(task_id)
-        if not self.can_bound():
+        if not self.has_quotas():
             raise HostError(
                 f"the root of task {task_id} cannot be writable: the file system at "
                 f"{self.state} has no quotas, so the written data would have no limit",
                 hint='set root = "read-only", or put the state folder on btrfs with quotas',
             )
-        room = self._btrfs.room(path)  # regular quotas also count data shared with the image
+        usage = self._btrfs.usage(path)  # regular quotas also count data shared with the image
         shared = (
-            0 if room is None or self._btrfs.quota(path) is QuotaMode.SIMPLE else room.used_bytes
+            0 if usage is None or self._btrfs.quota(path) is QuotaMode.SIMPLE else usage.used_bytes
         )
         self._btrfs.limit(path, shared + spec.root_max_bytes)
 
-    def look(self, task_id: str, digest: str) -> tuple[bool, bool]:
+    def find(self, task_id: str, digest: str) -> tuple[bool, bool]:
         """Return whether the task has a root made from this image, and whether it has any root."""
         path = self.path(task_id)
         if not path.exists():
@@ -206,5 +211,5 @@ def _folders(path: Path) -> list[str]:
         return [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
 
 
-def _above(path: str) -> list[str]:
+def _parents(path: str) -> list[str]:
     return [str(folder) for folder in Path(path).parents if folder.name]

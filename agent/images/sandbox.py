@@ -6,7 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from agent.images.core.unpack import FETCH_IDLE_S, UNPACK_TIMEOUT_S, complaint, until_next_look_s
+from agent.images.core.unpack import (
+    FETCH_IDLE_S,
+    UNPACK_TIMEOUT_S,
+    logged_message,
+    until_next_check_s,
+)
 from agent.machine import Btrfs, Processes, UnitState
 from agent.runtime.disk import FREE_RESERVE_BYTES
 from agent.runtime.offload import Lanes
@@ -55,7 +60,7 @@ class Sandbox:
         stopped because nothing arrived, `SystemdError` if it could not be run. Cancelling stops
         the unit.
         """
-        # A unit of an earlier agent works on a folder that is gone.
+        # A unit of an earlier agent would work on a folder that was removed.
         await self._units.clear(unit, timeout_s=CLEAR_TIMEOUT_S)
         short: list[int] = []
         idle: list[float] = []
@@ -81,7 +86,7 @@ class Sandbox:
         if idle:
             raise _stalled(what, idle[0])
         if end is not None and (end.active == "failed" or end.exit_code):
-            why = await asyncio.to_thread(self._complaint, end)
+            why = await asyncio.to_thread(self._failure_text, end)
             raise Unprocessable(f"{what}: {why}")
 
     async def _watch_room(self, unit: str, report: Callable[[int], None]) -> None:
@@ -95,7 +100,7 @@ class Sandbox:
                 report(free)
                 await self._units.stop(unit)
                 return
-            await asyncio.sleep(until_next_look_s(free, FREE_RESERVE_BYTES))
+            await asyncio.sleep(until_next_check_s(free, FREE_RESERVE_BYTES))
 
     async def _watch_import(
         self, unit: str, received: Callable[[], int], report: Callable[[float], None]
@@ -105,17 +110,17 @@ class Sandbox:
         Checks are counted, not the time between them: after the host was suspended, a late check
         counts once.
         """
-        look_s = min(self.idle_s / 4, 5.0)
+        check_s = min(self.idle_s / 4, 5.0)
         quiet, before = 0.0, -1
         while quiet < self.idle_s:
-            await asyncio.sleep(look_s)
+            await asyncio.sleep(check_s)
             now = await self._lanes.run("files", received)
-            quiet = quiet + look_s if now == before else 0.0
+            quiet = quiet + check_s if now == before else 0.0
             before = now
         report(self.idle_s)
         await self._units.stop(unit)
 
-    def _complaint(self, end: UnitState) -> str:
+    def _failure_text(self, end: UnitState) -> str:
         """Return the last lines that a failed unit logged, or else its result."""
         invocation = f"_SYSTEMD_INVOCATION_ID={end.invocation_id}"
         command = ["journalctl", "--no-pager", "--quiet", "--output=cat", "--lines=3", invocation]
@@ -123,7 +128,7 @@ class Sandbox:
             lines = self._processes.run(command, timeout_s=10.0).stdout
         except TwineError:
             lines = ""
-        return "; ".join(map(complaint, lines.strip().splitlines())) or end.result
+        return "; ".join(map(logged_message, lines.strip().splitlines())) or end.result
 
 
 def _too_large(what: str, free: int) -> Unprocessable:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from agent.api import TaskSpec
 from agent.lease.core.lease import (
-    Bond,
     LeaseMoment,
+    TaskLease,
     answered_at,
     is_bound,
     name_answer,
-    read_bond,
+    read_lease,
     read_numbers,
 )
 from agent.runtime.core.records import TaskRecord
@@ -48,7 +48,7 @@ class Contact:
         self._written_s: float | None = None
         self._epoch = self.request_epoch = 0
         """The latest term of a request or of a task's record; the latest term of a request."""
-        self._bonds: dict[str, Bond] = {}
+        self._leases: dict[str, TaskLease] = {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._read(BOOT) != boot_id:
             for path in folder.iterdir():
@@ -62,7 +62,7 @@ class Contact:
         self._epoch = self.request_epoch = int(next(iter(read_numbers(self._read(EPOCH))), 0))
         for path in self._folder.iterdir():
             if not path.name.startswith("."):
-                self._bonds[path.name] = read_bond(path.read_text(errors="replace"))
+                self._leases[path.name] = read_lease(path.read_text(errors="replace"))
 
     def now_s(self) -> float:
         """Return seconds since boot, suspend included."""
@@ -73,8 +73,8 @@ class Contact:
         return LeaseMoment(time.time(), self.now_s(), self._contact_s, self._has_lapsed(task_id))
 
     def _has_lapsed(self, task_id: str) -> bool:
-        bond = self._bonds.get(task_id)
-        return bond is not None and bond.kill_at_s is not None
+        lease = self._leases.get(task_id)
+        return lease is not None and lease.kill_at_s is not None
 
     # Requests of the control plane.
 
@@ -98,20 +98,20 @@ class Contact:
         at = answered_at(name, self._boot_id, now)
         if at is None or (self._contact_s is not None and at <= self._contact_s):
             return
-        self._mark_lapsed(now)
+        self._lapse_overdue(now)
         self._contact_s = at
-        if self._bonds and (self._written_s is None or at - self._written_s >= WRITE_EVERY_S):
+        if self._leases and (self._written_s is None or at - self._written_s >= WRITE_EVERY_S):
             self._write_contact()
 
-    def _mark_lapsed(self, now: float) -> None:
-        for task_id, bond in self._bonds.items():
-            if bond.kill_at_s is None and now >= bond.ends_at(self._contact_s):
-                self._put(task_id, bond.lapsed(self._contact_s))
+    def _lapse_overdue(self, now: float) -> None:
+        for task_id, lease in self._leases.items():
+            if lease.kill_at_s is None and now >= lease.ends_at(self._contact_s):
+                self._put(task_id, lease.lapsed(self._contact_s))
 
     def wait_s(self, wanted_s: float) -> float:
         """Return how long a poll may wait so that the next one arrives within every lease."""
-        bonds = [bond.after_s for bond in self._bonds.values() if bond.kill_at_s is None]
-        return min(wanted_s, min(bonds) / POLLS) if bonds else wanted_s
+        present = [lease.after_s for lease in self._leases.values() if lease.kill_at_s is None]
+        return min(wanted_s, min(present) / POLLS) if present else wanted_s
 
     def check_command(self, task_id: str, spec: TaskSpec, name: str | None, epoch: int) -> None:
         """Raise unless this request may start a bound task.
@@ -163,31 +163,31 @@ class Contact:
         for record in replay.tasks.values():
             self.bind(record)
         self.recompute_term(record.spec.epoch for record in replay.tasks.values())
-        for task_id in set(self._bonds) - set(replay.tasks) - set(replay.unreadable):
+        for task_id in set(self._leases) - set(replay.tasks) - set(replay.unreadable):
             self.release(task_id)
 
     def bind(self, record: TaskRecord, *, renewed: bool = False) -> None:
         """Write the file that makes the fence watch a task, if its specification asks for it.
 
-        `renewed` binds a task again whose time ran out before. Raises `HostError` if the file
-        cannot be written.
+        With `renewed` a task whose time ran out before gets a new lease. Raises `HostError` if the
+        file cannot be written.
         """
         task_id = record.task_id
         if not is_bound(record.spec):
             self.release(task_id)
             return
-        bond, held = Bond.of(record.spec), self._bonds.get(task_id)
+        lease, held = TaskLease.of(record.spec), self._leases.get(task_id)
         if held is not None and held.kill_at_s is not None and not renewed:
             return
         if record.cut_off:
-            bond = bond.lapsed(self._contact_s)
-        if held != bond:
+            lease = lease.lapsed(self._contact_s)
+        if held != lease:
             self._write_contact()
-            self._put(task_id, bond)
+            self._put(task_id, lease)
 
     def release(self, task_id: str) -> None:
         """Remove a task's file, so that the fence no longer watches it."""
-        if self._bonds.pop(task_id, None) is not None:
+        if self._leases.pop(task_id, None) is not None:
             (self._folder / task_id).unlink(missing_ok=True)
 
     def start_deadline_s(self, task_id: str) -> float:
@@ -202,12 +202,12 @@ class Contact:
                 "if the agent died",
                 hint="systemctl status twine-fence",
             )
-        bond = self._bonds[task_id]
-        return 0.0 if self._has_lapsed(task_id) else bond.ends_at(self._contact_s)
+        lease = self._leases[task_id]
+        return 0.0 if self._has_lapsed(task_id) else lease.ends_at(self._contact_s)
 
-    def _put(self, task_id: str, bond: Bond) -> None:
-        self._write(task_id, bond.line())
-        self._bonds[task_id] = bond
+    def _put(self, task_id: str, lease: TaskLease) -> None:
+        self._write(task_id, lease.line())
+        self._leases[task_id] = lease
 
     def _write_contact(self) -> None:
         if self._contact_s is not None and self._contact_s != self._written_s:

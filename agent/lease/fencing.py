@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.api.term import OwnerTerm, read_owner, read_term
-from agent.lease.core.term import is_older, is_passed_on, newest, with_owner
-from agent.runtime.units import woken
+from agent.lease.core.term import has_later_owner, is_older, newest, with_owner
+from agent.runtime.units import wait_woken
 from wire.errors import Conflict, InvalidInput, OlderStore, TwineError
 
 log = logging.getLogger(__name__)
@@ -20,13 +20,13 @@ QUIET_S = 60.0
 Write = Callable[[Path, bytes], Coroutine[Any, Any, None]]
 
 
-class FencingNote:
-    """A text that outlives the agent: changed in memory at once, on disk a little later."""
+class FencingFile:
+    """A text that outlives the agent. It changes in memory at once, on disk a little later."""
 
     def __init__(self, path: Path) -> None:
         """Load the text that an earlier agent stored, also before a reboot."""
         self._path = path
-        self._more, self._at_once = asyncio.Event(), asyncio.Event()
+        self._changed, self._at_once = asyncio.Event(), asyncio.Event()
         try:
             self.text = path.read_text(errors="replace")
         except OSError:
@@ -37,7 +37,7 @@ class FencingNote:
         """Replace the text. `commands`: the request may change something on this host."""
         if text != self.text:
             self.text = text
-            self._more.set()
+            self._changed.set()
         if commands and text != self._stored:
             self._at_once.set()
 
@@ -51,9 +51,9 @@ class FencingNote:
     async def watch(self, write: Write) -> None:
         """Write each new text to disk until cancelled: after `QUIET_S`, at once for a command."""
         while True:
-            await self._more.wait()
-            self._more.clear()
-            await woken(self._at_once, QUIET_S)
+            await self._changed.wait()
+            self._changed.clear()
+            await wait_woken(self._at_once, QUIET_S)
             self._at_once.clear()
             text = self.text
             if text == self._stored:
@@ -72,9 +72,9 @@ class FencingTerm:
 
     def __init__(self, path: Path) -> None:
         """Load what an earlier agent stored."""
-        self._note = FencingNote(path)
-        self.watch = self._note.watch
-        self._known = read_term(self._note.text)
+        self._file = FencingFile(path)
+        self.watch = self._file.watch
+        self._known = read_term(self._file.text)
 
     def check(self, text: str | None, *, commands: bool) -> None:
         """Remember the caller's term, or raise `OlderStore`.
@@ -89,7 +89,7 @@ class FencingTerm:
             raise InvalidInput(f"{text[:80]!r} is not the term of a control plane")
         if is_older(sent, self._known):
             assert self._known is not None
-            if not self._note.was_reset():
+            if not self._file.was_reset():
                 raise OlderStore(
                     f"a control plane called this host at revision {self._known.now} of "
                     "its store, and this control plane began with revision "
@@ -99,7 +99,7 @@ class FencingTerm:
                 )
             self._known = None
         self._known = newest(sent, self._known)
-        self._note.put(self._known.text(), commands=commands)
+        self._file.put(self._known.text(), commands=commands)
 
 
 class FencingOwners:
@@ -107,9 +107,9 @@ class FencingOwners:
 
     def __init__(self, path: Path) -> None:
         """Load what an earlier agent stored."""
-        self._note = FencingNote(path)
-        self.watch = self._note.watch
-        read = [read_owner(line) for line in self._note.text.splitlines()]
+        self._file = FencingFile(path)
+        self.watch = self._file.watch
+        read = [read_owner(line) for line in self._file.text.splitlines()]
         self._known: Mapping[str, int] = {o.entitlement: o.number for o in read if o is not None}
 
     def check(self, text: str | None, *, commands: bool) -> None:
@@ -123,8 +123,8 @@ class FencingOwners:
         sent = read_owner(text)
         if sent is None:
             raise InvalidInput(f"{text[:80]!r} is not an owner of an entitlement")
-        if is_passed_on(sent, self._known):
-            if not self._note.was_reset():
+        if has_later_owner(sent, self._known):
+            if not self._file.was_reset():
                 if not commands:
                     return
                 raise Conflict(
@@ -138,4 +138,4 @@ class FencingOwners:
         if known is not self._known:
             self._known = known
         lines = (OwnerTerm(*item).text() for item in known.items())
-        self._note.put("\n".join(lines), commands=True)  # rare: one for each change of owner
+        self._file.put("\n".join(lines), commands=True)  # rare: one for each change of owner

@@ -1,4 +1,4 @@
-"""Protocols for everything that the agent uses of a host. All calls block; `services` offload them.
+"""Protocols for everything that the agent uses of a host. All calls block; lanes offload them.
 
 `systemd`, `btrfs`, `process`, `kernelfs` and `hardware` implement them for a real host. `fake` is
 a whole machine in memory that passes the same contract tests.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from agent.netplan import Ask, NetAnswer
+    from agent.netplan import NetAnswer, NetRequest
     from wire.cpus import Core
 
 Property = object
@@ -193,10 +193,10 @@ class Btrfs(Protocol):
     def free_bytes(self, path: Path) -> tuple[int, int]:
         """Return size and free space of the file system."""
 
-    def top(self, path: Path) -> Path:
+    def containing_subvolume(self, path: Path) -> Path:
         """Return the subvolume that a path lies in."""
 
-    def own_bytes(self, path: Path) -> int | None:
+    def exclusive_bytes(self, path: Path) -> int | None:
         """Return the exclusive bytes of a subvolume, None if the file system does not count."""
 
     def quota(self, path: Path) -> QuotaMode:
@@ -211,7 +211,7 @@ class Btrfs(Protocol):
     def limit(self, path: Path, max_bytes: int | None) -> None:
         """Limit the bytes in a subvolume; None: no limit. Quotas must be on."""
 
-    def room(self, path: Path) -> Space | None:
+    def usage(self, path: Path) -> Space | None:
         """Return used space and limit of a subvolume, None if quotas are off."""
 
     def sync(self, path: Path) -> None:
@@ -301,9 +301,9 @@ class Cgroups(Protocol):
     def read(self, group: str) -> Usage | None:
         """Return the use of a cgroup (path below the root), None if there is no such cgroup."""
 
-    def pressure(self, group: str, resource: str, *, whole: bool) -> float:
+    def pressure(self, group: str, resource: str, *, full: bool) -> float:
         """Return the share of the last 10 s in which some process of a cgroup waited for `cpu`,
-        `memory` or `io`; with `whole`, in which all waited. 0 if the kernel does not report it.
+        `memory` or `io`; with `full`, in which all waited. 0 if the kernel does not report it.
         """
 
     def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
@@ -318,8 +318,8 @@ class Cgroups(Protocol):
         """
 
 
-class Observed(msgspec.Struct, frozen=True):
-    """Kernel objects of Twine other than units and subvolumes (`census`)."""
+class KernelObjects(msgspec.Struct, frozen=True):
+    """Kernel objects of Twine, except units and subvolumes (`census`)."""
 
     cgroups: tuple[str, ...] = ()
     """Cgroups of units of tasks, below the root of the hierarchy."""
@@ -333,7 +333,7 @@ class Observed(msgspec.Struct, frozen=True):
 class NetworkAccess(Protocol):
     """The host's network, which a separate program with more rights changes."""
 
-    def ask(self, ask: Ask) -> NetAnswer:
+    def ask(self, ask: NetRequest) -> NetAnswer:
         """Send a request; return the networks after it. Raises `HostError`."""
 
     def has_gate(self, name: str) -> bool:
@@ -352,11 +352,15 @@ def boottime_s() -> float:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, such as SIGKILL or SIGRTMIN+6 (signal(7))."""
+    """Return the name of a signal, such as SIGKILL or SIGRTMIN+6 (signal(7)).
+
+    Signals 32 and 33 have no name, because the C library uses them itself: `SIG32` and `SIG33`.
+    """
     try:
         return signal.Signals(number).name
     except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+        above = number - signal.SIGRTMIN
+        return f"SIGRTMIN+{above}" if above > 0 else f"SIG{number}"
 
 
 class HostAccess(msgspec.Struct, frozen=True, kw_only=True):
@@ -378,5 +382,5 @@ class HostAccess(msgspec.Struct, frozen=True, kw_only=True):
     """Returns whether the host has an executable program at a path."""
     host_text: Callable[[str], str]
     """Returns a file of the host's configuration, empty if there is none."""
-    observe: Callable[[Path, Path], Observed]
+    observe: Callable[[Path, Path], KernelObjects]
     """Returns the kernel objects of Twine, given the state folder and the run folder."""

@@ -17,7 +17,7 @@ _NO_ID = 0xFFFF_FFFF
 _READ_WRITE = 6
 
 
-def let_group(path: Path, gid: int) -> None:
+def allow_group(path: Path, gid: int) -> None:
     """Allow only the owner and members of a group to read and write a file.
 
     Raises `OSError` if the file system has no access lists.

@@ -61,34 +61,34 @@ def read_file(folder: str, path: str, most_bytes: int) -> bytes:
         return file.read(most_bytes)
 
 
-def find_place(folder: str, path: str) -> str:
-    """Return the path without links to which a path of a tree resolves inside the tree.
+def resolve_path(folder: str, path: str) -> str:
+    """Return a path of a tree with all links resolved inside the tree.
 
     The tree must not change meanwhile. No link leads above its top. Raises `OSError` if the target
     is missing or there are too many links.
     """
-    left, found, links = path.split("/")[::-1], list[str](), 0
+    left, resolved, links = path.split("/")[::-1], list[str](), 0
     while left:
         part = left.pop()
         if part in ("", "."):
             continue
         if part == "..":
-            found = found[:-1]
+            resolved = resolved[:-1]
             continue
         try:
-            link = os.readlink("/".join([folder, *found, part]))
+            link = os.readlink("/".join([folder, *resolved, part]))
         except OSError as e:
             if e.errno != errno.EINVAL:
                 raise
-            found.append(part)
+            resolved.append(part)
             continue
         links += 1
         if links > _LINKS_MAX:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         if link.startswith("/"):
-            found = []
+            resolved = []
         left.extend(link.split("/")[::-1])
-    return "/".join(found)
+    return "/".join(resolved)
 
 
 def ensure_folder(folder: str, path: str) -> None:
@@ -96,16 +96,16 @@ def ensure_folder(folder: str, path: str) -> None:
 
     The tree must not change meanwhile. Raises `OSError` if a part of the path is not a folder.
     """
-    here = ""
+    resolved = ""
     for part in path.split("/"):
         try:
-            here = find_place(folder, f"{here}/{part}")
+            resolved = resolve_path(folder, f"{resolved}/{part}")
         except FileNotFoundError:
-            made = "/".join([folder, here, part])
+            made = "/".join([folder, resolved, part])
             os.mkdir(made)  # fails on a dangling link
             os.chmod(made, 0o755)
-            here = f"{here}/{part}"
-    if not stat.S_ISDIR(os.lstat(f"{folder}/{here}").st_mode):
+            resolved = f"{resolved}/{part}"
+    if not stat.S_ISDIR(os.lstat(f"{folder}/{resolved}").st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
 
 
@@ -117,7 +117,7 @@ def put_file(folder: str, path: str, data: bytes) -> bool:
     """
     above, _, name = path.rpartition("/")
     ensure_folder(folder, above)
-    place = os.path.join(folder, find_place(folder, above))
+    place = os.path.join(folder, resolve_path(folder, above))
     at = f"{place}/{name}"
     try:
         fd = os.open(at, os.O_RDONLY | os.O_NONBLOCK | _SAFE)

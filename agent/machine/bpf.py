@@ -48,7 +48,7 @@ def call(command: BpfCommand, attributes: bytes, *_alive: object) -> tuple[int, 
     return found, data.raw
 
 
-def opened(path: str) -> int:
+def open_pinned(path: str) -> int:
     """Return a descriptor of the object that is pinned at a path. Raises `OSError`."""
     name = ctypes.create_string_buffer(path.encode())
     return call(BpfCommand.OBJ_GET, struct.pack("=QII", ctypes.addressof(name), 0, 0), name)[0]
@@ -60,7 +60,7 @@ def pin(fd: int, path: str) -> None:
     call(BpfCommand.OBJ_PIN, struct.pack("=QII", ctypes.addressof(name), fd, 0), name)
 
 
-def described(fd: int, size: int) -> bytes:
+def object_info(fd: int, size: int) -> bytes:
     """Return the first bytes of the kernel's information on an object. Raises `OSError`."""
     info = ctypes.create_string_buffer(size)
     call(BpfCommand.OBJ_INFO, struct.pack("=IIQ", fd, size, ctypes.addressof(info)), info)

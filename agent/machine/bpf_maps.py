@@ -32,7 +32,7 @@ def find_value(fs: KernelFs, name: str, key: int) -> int | None:
         return _recorded(fs, name).get(key)
     fs.noticed(name, 0, b"")  # marks the read as one that a recorded look cannot repeat
     try:
-        with closing(bpf.opened(f"{PINNED}/{name}")) as fd:
+        with closing(bpf.open_pinned(f"{PINNED}/{name}")) as fd:
             kind, size = _shape(fd)
             if kind != ARRAY or size not in NUMBER_SIZES:
                 return None
@@ -49,7 +49,7 @@ def set_value(fs: KernelFs, name: str, key: int, value: int) -> None:
         fs.write(f"{RECORDED}/{name}", "".join(f"{k} {v}\n" for k, v in known.items()))
         return
     try:
-        with closing(bpf.opened(f"{PINNED}/{name}")) as fd:
+        with closing(bpf.open_pinned(f"{PINNED}/{name}")) as fd:
             _element(bpf.BpfCommand.MAP_UPDATE, fd, key, value.to_bytes(_shape(fd)[1], "little"))
     except (OSError, OverflowError) as e:
         why = (
@@ -62,7 +62,7 @@ def set_value(fs: KernelFs, name: str, key: int, value: int) -> None:
 
 def _shape(fd: int) -> tuple[int, int]:
     """Return type and size of a value of a map."""
-    kind, _, _, size = struct.unpack("=4I", bpf.described(fd, 16))
+    kind, _, _, size = struct.unpack("=4I", bpf.object_info(fd, 16))
     return kind, size
 
 

@@ -53,7 +53,7 @@ class HostBtrfs:
         with _translated(f"cannot delete subvolume {path}"):
             number = btrfsutil.subvolume_info(path).id if _is_subvolume(path) else 0
             if number:
-                qgroups.lift(path, number)
+                qgroups.remove_limit(path, number)
             try:
                 btrfsutil.delete_subvolume(path, recursive=True)
             except OSError as e:
@@ -62,7 +62,7 @@ class HostBtrfs:
                 _open_all(path)
                 btrfsutil.delete_subvolume(path, recursive=True)
             if number:
-                qgroups.forget(path.parent, number)
+                qgroups.remove_group(path.parent, number)
 
     def set_read_only(self, path: Path, read_only: bool) -> None:
         """Close or open a subvolume for writing."""
@@ -94,7 +94,7 @@ class HostBtrfs:
             found = os.statvfs(path)
             return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
-    def top(self, path: Path) -> Path:
+    def containing_subvolume(self, path: Path) -> Path:
         """Return the subvolume that a path lies in."""
         with _translated(f"cannot find the subvolume of {path}"):
             for folder in (path, *path.parents) if _is_on_btrfs(path) else ():
@@ -102,13 +102,13 @@ class HostBtrfs:
                     return folder
         raise NotBtrfs(f"cannot find the subvolume of {path}: it is not on a btrfs file system")
 
-    def own_bytes(self, path: Path) -> int | None:
+    def exclusive_bytes(self, path: Path) -> int | None:
         """Return the exclusive bytes of a subvolume, None if quotas are off.
 
         Read from the quota groups (/sys/fs/btrfs/UUID/qgroups), without walking the files.
         """
         try:
-            return qgroups.own_bytes(path, btrfsutil.subvolume_info(path).id)
+            return qgroups.exclusive_bytes(path, btrfsutil.subvolume_info(path).id)
         except (OSError, ValueError):
             return None
 
@@ -127,10 +127,10 @@ class HostBtrfs:
         with _translated(f"cannot limit subvolume {path} to {max_bytes} bytes"):
             qgroups.limit(path, btrfsutil.subvolume_info(path).id, max_bytes)
 
-    def room(self, path: Path) -> Space | None:
+    def usage(self, path: Path) -> Space | None:
         """Return used space and limit of a subvolume, None if quotas are off."""
         with _translated(f"cannot read the quota of {path}"):
-            return qgroups.room(path, btrfsutil.subvolume_info(path).id)
+            return qgroups.usage(path, btrfsutil.subvolume_info(path).id)
 
     def sync(self, path: Path) -> None:
         """Flush this file system to disk, and no other one.

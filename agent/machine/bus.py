@@ -189,15 +189,15 @@ class _BusReader:
 
     def values(self) -> list[Any]:
         """Return everything up to the end of the message, or of the container it is in."""
-        found: list[Any] = []
+        decoded: list[Any] = []
         peek, kind, inside = self._held.sd_bus_message_peek_type, self._kind, self._inside
         while _check(peek(self._message, byref(kind), byref(inside)), "cannot read a message"):
             code = kind.value[0]
             if code in _CONTAINERS:
-                found.append(self._container(code, inside.value or b""))
+                decoded.append(self._container(code, inside.value or b""))
             else:
-                found.append(self._basic(code))
-        return found
+                decoded.append(self._basic(code))
+        return decoded
 
     def _basic(self, code: int) -> Any:
         place = c_char_p() if code in _TEXTS else _NUMBERS[code]()
@@ -212,15 +212,15 @@ class _BusReader:
         _check(held.sd_bus_message_enter_container(message, code, inside), "cannot read a message")
         fields = inside[1:-1]
         if code == ord("a") and inside[:1] == b"(" and set(fields) <= _PLAIN:
-            found: Any = self._rows(inside, fields)
+            decoded: Any = self._rows(inside, fields)
         else:
-            found = self.values()
+            decoded = self.values()
         _check(held.sd_bus_message_exit_container(message), "cannot read a message")
         if code == ord("v"):
-            return found[0]
+            return decoded[0]
         if code == ord("r") or code == ord("e"):
-            return tuple(found)
-        return dict(found) if inside[:1] == b"{" else found
+            return tuple(decoded)
+        return dict(decoded) if inside[:1] == b"{" else decoded
 
     def _bytes(self) -> bytes:
         place, size = c_void_p(), c_size_t()
@@ -232,10 +232,10 @@ class _BusReader:
         """Return structures of plain values, read with one call each instead of two per value."""
         places = [c_char_p() if kind in _TEXTS else _NUMBERS[kind]() for kind in fields]
         into = [byref(place) for place in places]
-        read, found = self._held.sd_bus_message_read, list[tuple[Any, ...]]()
+        read, rows = self._held.sd_bus_message_read, list[tuple[Any, ...]]()
         while _check(read(self._message, c_char_p(inside), *into), "cannot read a structure"):
-            found.append(tuple([place.value for place in places]))
-        return found
+            rows.append(tuple([place.value for place in places]))
+        return rows
 
 
 def _append(held: Any, message: c_void_p, tokens: Iterable[Token]) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from agent.machine import Observed
+from agent.machine import KernelObjects
 from agent.machine.kernelfs import KernelFs
 from agent.machine.mounts import read_mounts
 
@@ -15,9 +15,9 @@ _UNIT = re.compile(r"twine-(task|step|in)-.*\.service")
 _SLICE = "/sys/fs/cgroup/workload.slice"
 
 
-def observe(fs: KernelFs, state: Path, run: Path) -> Observed:
+def observe(fs: KernelFs, state: Path, run: Path) -> KernelObjects:
     """Return the objects that the kernel's files show; a missing file counts as empty. Blocking."""
-    return Observed(
+    return KernelObjects(
         cgroups=tuple(sorted(_cgroups(fs))),
         namespaces=tuple(fs.names(f"{run}/netns")),
         veths={
@@ -37,12 +37,12 @@ def _task_in(alias: str) -> str:
 
 def _cgroups(fs: KernelFs) -> set[str]:
     top = fs.path(_SLICE)
-    found = set()
+    cgroups = set()
     for folder, names, _ in os.walk(top):
         units = [name for name in names if _UNIT.fullmatch(name)]
-        found |= {"/workload.slice/" + str((Path(folder) / n).relative_to(top)) for n in units}
+        cgroups |= {"/workload.slice/" + str((Path(folder) / n).relative_to(top)) for n in units}
         names[:] = [name for name in names if name.endswith(".slice")]
-    return found
+    return cgroups
 
 
 def _mounts(fs: KernelFs, tops: tuple[Path, ...]) -> set[str]:

@@ -45,9 +45,9 @@ class HostCgroups:
                 return None  # removed while it was read: ENODEV
             raise
 
-    def pressure(self, group: str, resource: str, *, whole: bool) -> float:
+    def pressure(self, group: str, resource: str, *, full: bool) -> float:
         """Return the share of the last 10 s in which some, or all, of a cgroup waited."""
-        return self._pressure(f"{ROOT}{group}/{resource}.pressure", "full" if whole else "some")
+        return self._pressure(f"{ROOT}{group}/{resource}.pressure", "full" if full else "some")
 
     def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
         """Return the contents of files of a cgroup by name; missing files are left out."""

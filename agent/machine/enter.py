@@ -21,11 +21,11 @@ from pathlib import Path
 
 TOP = Path("/sys/fs/cgroup")
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_PIDS = 0x20000000
+_CLONE_NEWPID = 0x20000000
 NAMESPACES = 0x10000000 | 0x00020000 | 0x04000000 | 0x08000000 | 0x40000000 | 0x02000000
-"""CLONE_NEW{USER,NS,UTS,IPC,NET,CGROUP} (include/uapi/linux/sched.h). `_PIDS` is CLONE_NEWPID, a
-namespace that only children enter."""
-_DROP = 24
+"""CLONE_NEW{USER,NS,UTS,IPC,NET,CGROUP} (include/uapi/linux/sched.h). Only children enter the
+namespace of `_CLONE_NEWPID`."""
+_PR_CAPBSET_DROP = 24
 """PR_CAPBSET_DROP (prctl(2)): a dropped capability can never be regained."""
 GRACE_S = 1.0
 """From SIGTERM until all processes are killed; systemd waits for twice as long."""
@@ -90,17 +90,17 @@ def run(group: Path, name: str, variables: Sequence[str], command: Sequence[str]
     signal.pthread_sigmask(signal.SIG_BLOCK, _RECEIVED_SIGNALS)
     root = os.open(f"/proc/{leader}/root", os.O_PATH)
     rights = rights_of(Path(f"/proc/{leader}/status").read_text())
-    _enter(machine, _PIDS)
+    _enter(machine, _CLONE_NEWPID)
     child = os.fork()
     if not child:
-        _become(leaf, (machine, root, rights), variables, command)
+        _execute(leaf, (machine, root, rights), variables, command)
     try:
-        return os.waitstatus_to_exitcode(_followed(child))
+        return os.waitstatus_to_exitcode(_wait_for(child))
     finally:
         _clear(leaf)
 
 
-def _become(
+def _execute(
     leaf: Path, into: tuple[int, int, int], variables: Sequence[str], command: Sequence[str]
 ) -> None:
     """Enter the task and execute the command; never returns."""
@@ -139,11 +139,11 @@ def _enter(machine: int, namespaces: int) -> None:
 def _drop(rights: int) -> None:
     """Drop every capability that the init of the container cannot have."""
     for number in range(64):
-        if not rights >> number & 1 and _LIBC.prctl(_DROP, number, 0, 0, 0):
+        if not rights >> number & 1 and _LIBC.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0):
             break  # beyond the kernel's last capability
 
 
-def _followed(child: int) -> int:
+def _wait_for(child: int) -> int:
     """Forward signals to the command until it ends; return its wait status."""
     kill_at, itself = None, os.pidfd_open(child)
     while True:

@@ -21,7 +21,7 @@ from agent.machine import (
     Cpu,
     HostAccess,
     HostHardware,
-    Observed,
+    KernelObjects,
     Property,
     Usage,
     boottime_s,
@@ -133,9 +133,9 @@ class FakeCgroups:
         """Return the devices that were set."""
         return self.devices
 
-    def pressure(self, group: str, resource: str, *, whole: bool) -> float:
+    def pressure(self, group: str, resource: str, *, full: bool) -> float:
         """Return the pressure that was set."""
-        del whole
+        del full
         return self.waits.get((group, resource), 0.0)
 
     def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
@@ -174,7 +174,7 @@ class FakeMachine:
     btrfs: FakeBtrfs = field(init=False)
     processes: FakeProcesses = field(init=False)
     cgroups: FakeCgroups = field(default_factory=FakeCgroups)
-    observed: Observed = field(default_factory=Observed)
+    observed: KernelObjects = field(default_factory=KernelObjects)
     """What `observe` returns, without the cgroups of running units."""
     network: FakeNetwork = field(default_factory=FakeNetwork)
     lacking: set[str] = field(default_factory=set)
@@ -246,7 +246,7 @@ class FakeMachine:
             observe=self._observe,
         )
 
-    def _observe(self, _state: Path, _run: Path) -> Observed:
+    def _observe(self, _state: Path, _run: Path) -> KernelObjects:
         units = self.systemd.units("twine-*.service")
         running = tuple(u.control_group for u in units if "/workload" in u.control_group)
         unowned = self.network.unowned

@@ -104,14 +104,14 @@ class FakeBtrfs:
             raise BtrfsError(f"cannot read the free space at {path}: {os.strerror(errno.ENOENT)}")
         return self.size_bytes, self.available_bytes
 
-    def top(self, path: Path) -> Path:
+    def containing_subvolume(self, path: Path) -> Path:
         """Return the subvolume that a path lies in; the top folder of the file system is one."""
         for folder in (path, *path.parents):
             if folder == self.root or self._find(folder):
                 return folder
         raise NotBtrfs(f"cannot find the subvolume of {path}: it is not on a btrfs file system")
 
-    def own_bytes(self, path: Path) -> int | None:
+    def exclusive_bytes(self, path: Path) -> int | None:
         """Return the size of a subvolume's own files."""
         self._get(path, f"cannot measure {path}")
         return sum(p.lstat().st_size for p in path.rglob("*") if p.is_file())
@@ -137,12 +137,12 @@ class FakeBtrfs:
             raise BtrfsError(f"{attempt}: {os.strerror(errno.ENOTCONN)}")
         record.max_bytes = max_bytes
 
-    def room(self, path: Path) -> Space | None:
+    def usage(self, path: Path) -> Space | None:
         """Return the size of its files, and the limit."""
         record = self._get(path, f"cannot read the quota of {path}")
         if self.counts is QuotaMode.OFF:
             return None
-        return Space(self.own_bytes(path) or 0, record.max_bytes)
+        return Space(self.exclusive_bytes(path) or 0, record.max_bytes)
 
     def sync(self, path: Path) -> None:
         """Do nothing: these folders need no flush."""

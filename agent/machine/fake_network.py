@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.netplan import Ask, Gates, NetAnswer, TaskNet, gate_of
+from agent.netplan import Gates, NetAnswer, NetRequest, TaskNet, gate_of
 from wire.errors import HostError
 
 
@@ -25,7 +25,7 @@ class FakeNetwork:
         self.held: dict[str, list[int]] = {}
         """Cgroup → the ports that it is restricted to."""
 
-    def ask(self, ask: Ask) -> NetAnswer:
+    def ask(self, ask: NetRequest) -> NetAnswer:
         """Carry out a request."""
         if self.broken:
             raise HostError(self.broken)

@@ -69,10 +69,10 @@ class FakeSystemd:
         self.cannot_run: dict[str, Ended] = {}
         """Glob of unit names → how matching units end instead of running their command."""
         self.slow: set[str] = set()
-        """Units that are activating until `let_up`."""
+        """Units that are activating until `become_active`."""
         self.unkillable: set[str] = set()
         """Units with a process that hangs in the kernel: when they are stopped they stay loaded,
-        inactive, with their cgroup; see `let_die`."""
+        inactive, with their cgroup; see `end_unkillable`."""
         self.started: list[str] = []
         """Every unit that was ever started, in order."""
         self.before: Callable[[str, Sequence[str]], None] = lambda _unit, _argv: None
@@ -194,12 +194,12 @@ class FakeSystemd:
         """Kill a running program, as the kernel does when memory is short."""
         self._end(unit, Ended(code=None, signal="SIGKILL", result="oom-kill"))
 
-    def let_die(self, unit: str) -> None:
+    def end_unkillable(self, unit: str) -> None:
         """End the processes of a unit in `unkillable`."""
         self.unkillable.discard(unit)
         self._forget(unit)
 
-    def let_up(self, unit: str) -> None:
+    def become_active(self, unit: str) -> None:
         """Make a slow unit active."""
         self.slow.discard(unit)
         with self._lock:

@@ -66,8 +66,8 @@ def read_cores(fs: KernelFs) -> tuple[Core, ...]:
     """Return the cores that are online, by their first CPU.
 
     CPUs outside `workload.slice` are excluded: sidekick's `[affinity]` reserves them for
-    interrupts. CPUs without load balancing (`isolcpus=`) are excluded, too: the kernel would not
-    move a task between them, so only tasks that name such a CPU use it.
+    interrupts. CPUs without load balancing (`isolcpus=`) are excluded, too: the kernel does not
+    move processes between them. Only tasks that name such a CPU use it.
     """
     online = numbers(fs.find(f"{CPUS}/online") or "0")
     tasks = fs.find(f"/sys/fs/cgroup{TASKS_SLICE}/cpuset.cpus.effective")
@@ -130,13 +130,13 @@ def _memory_bytes(fs: KernelFs) -> int:
 
 def read_hugepages(fs: KernelFs) -> dict[int, int]:
     """Return the number of huge pages by size in bytes (admin-guide/mm/hugetlbpage.rst)."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for name in fs.names(HUGEPAGES):
         size = re.fullmatch(r"hugepages-(\d+)kB", name)
         pages = fs.find(f"{HUGEPAGES}/{name}/nr_hugepages") if size else None
         if size and pages is not None:
-            found[int(size[1]) * 1024] = int(pages)
-    return found
+            counts[int(size[1]) * 1024] = int(pages)
+    return counts
 
 
 def _is_nic(fs: KernelFs, name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.machine import ServiceUnit
 from agent.machine.systemd import HostSystemd
-from agent.machine.systemd_calls import SYSTEMD, refusing, words
+from agent.machine.systemd_calls import SYSTEMD, string_tokens, translating_errors
 
 
 class HostServices(HostSystemd):
@@ -12,14 +12,14 @@ class HostServices(HostSystemd):
 
     def start(self, unit: str) -> None:
         """Queue the start of a service."""
-        with refusing(f"cannot start {unit}"):
-            self._manager("StartUnit", [*words("ss", unit, "replace")])
+        with translating_errors(f"cannot start {unit}"):
+            self._manager("StartUnit", [*string_tokens("ss", unit, "replace")])
 
     def load(self, unit: str) -> ServiceUnit | None:
         """Return a service, after reading its files if needed; None if it has no files."""
         about, service = SYSTEMD + b".Unit", SYSTEMD + b".Service"
-        with refusing(f"cannot look at {unit}"):
-            path = self._manager("LoadUnit", [*words("s", unit)])
+        with translating_errors(f"cannot look at {unit}"):
+            path = self._manager("LoadUnit", [*string_tokens("s", unit)])
             if self._get(path, about, "LoadState") == b"not-found":
                 return None
             name = self._get(path, about, "Id").decode()

@@ -103,9 +103,9 @@ def apply(
     """
     fd = open_file(folder, blob)
     with os.fdopen(fd, "rb") as file:
-        found = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-        if found != digest:
-            raise Unprocessable(f"the layer has digest {found}, not {digest}")
+        actual = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        if actual != digest:
+            raise Unprocessable(f"the layer has digest {actual}, not {digest}")
         file.seek(0)
         with uncompressed(file, compression) as plain:
             hashing = Hashing(plain)
@@ -161,30 +161,30 @@ class _Applier:
         if not parts:
             if member.isdir():
                 self._folder_at(self.root, member)
-                self._times[""] = _when(member)
+                self._times[""] = _mtime_ns(member)
             return
         with closing(self._parent(parts[:-1])) as parent:
-            self._into(tar, member, parent, parts)
+            self._apply_entry(tar, member, parent, parts)
 
-    def _into(
+    def _apply_entry(
         self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, parts: list[str]
     ) -> None:
         name = parts[-1]
         if name == _OPAQUE:
             for child in os.listdir(parent):
-                self._take_away(parent, child)
+                self._remove_lower(parent, child)
         elif name.startswith(_META):
             pass  # metadata of aufs
         elif name.startswith(_WHITEOUT):
             gone = name.removeprefix(_WHITEOUT)
             if gone in ("", ".", ".."):
                 raise Unprocessable(f"{member.name!r} removes an entry without a name")
-            self._take_away(parent, gone)
+            self._remove_lower(parent, gone)
         elif not ((member.ischr() or member.isblk()) and parts[0] == "dev"):
             self._make(tar, member, parent, name)
             self._made.add((os.fstat(parent).st_ino, name))
             if member.isdir():
-                self._times["/".join(parts)] = _when(member)
+                self._times["/".join(parts)] = _mtime_ns(member)
 
     def _parent(self, parts: list[str]) -> int:
         """Open the folder of an entry; create folders that no layer contains."""
@@ -197,31 +197,31 @@ class _Applier:
             self._made.add((os.fstat(above).st_ino, parts[-1]))
             return open_folder(above, parts[-1])
 
-    def _take_away(self, parent: int, name: str) -> None:
+    def _remove_lower(self, parent: int, name: str) -> None:
         """Remove the entry of lower layers at a name; entries of this layer stay."""
         try:
-            there = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            existing = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
             return
-        ours = (os.fstat(parent).st_ino, name) in self._made
-        if not stat.S_ISDIR(there.st_mode):
-            if not ours:
+        is_own = (os.fstat(parent).st_ino, name) in self._made
+        if not stat.S_ISDIR(existing.st_mode):
+            if not is_own:
                 os.unlink(name, dir_fd=parent)
             return
         with closing(os.open(name, _FOLDER, dir_fd=parent)) as fd:
             for child in os.listdir(fd):
-                self._take_away(fd, child)
+                self._remove_lower(fd, child)
             empty = not os.listdir(fd)
-        if empty and not ours:
+        if empty and not is_own:
             os.rmdir(name, dir_fd=parent)
 
     def _clear(self, parent: int, name: str, *, keep_folder: bool) -> bool:
         """Remove the entry at a name; return whether a folder was kept."""
         try:
-            there = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            existing = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        if not stat.S_ISDIR(there.st_mode):
+        if not stat.S_ISDIR(existing.st_mode):
             os.unlink(name, dir_fd=parent)
             return False
         if keep_folder:
@@ -247,7 +247,7 @@ class _Applier:
             os.symlink(member.linkname, name, dir_fd=parent)
             if self.owners:
                 os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
-            at = _when(member)
+            at = _mtime_ns(member)
             os.utime(name, ns=(at, at), dir_fd=parent, follow_symlinks=False)
         elif member.isfifo():
             os.mkfifo(name, 0o600, dir_fd=parent)
@@ -275,8 +275,8 @@ class _Applier:
         if not target:
             raise Unprocessable(f"{member.name!r} is a hard link to something that is not a file")
         with closing(open_folder(self.root, "/".join(target[:-1]))) as folder:
-            there = os.stat(target[-1], dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISDIR(there.st_mode):
+            existing = os.stat(target[-1], dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(existing.st_mode):
                 raise Unprocessable(f"{member.name!r} is a hard link to a folder")
             if (os.fstat(folder).st_ino, target[-1]) == (os.fstat(parent).st_ino, name):
                 return
@@ -286,7 +286,7 @@ class _Applier:
     def _folder_at(self, fd: int, member: tarfile.TarInfo, *, fresh: bool = True) -> None:
         if not fresh:
             for attribute in os.listxattr(fd):
-                if _may_have(attribute):
+                if _is_allowed(attribute):
                     os.removexattr(fd, attribute)
         self._finish(fd, member)
 
@@ -296,10 +296,10 @@ class _Applier:
             os.fchown(fd, member.uid, member.gid)
         for key, value in member.pax_headers.items():
             attribute = key.removeprefix(_XATTR)
-            if attribute != key and _may_have(attribute):
+            if attribute != key and _is_allowed(attribute):
                 os.setxattr(fd, attribute, value.encode(errors="surrogateescape"))
         os.fchmod(fd, member.mode & 0o1777)
-        at = _when(member)
+        at = _mtime_ns(member)
         os.utime(fd, ns=(at, at))
 
 
@@ -353,7 +353,7 @@ def _runs(data: bytes) -> Iterator[tuple[int, int]]:
         yield start, len(data)
 
 
-def _may_have(attribute: str) -> bool:
+def _is_allowed(attribute: str) -> bool:
     return attribute.startswith("user.") or attribute in _ACLS
 
 
@@ -367,7 +367,7 @@ def _parts(name: str) -> list[str]:
     return parts
 
 
-def _when(member: tarfile.TarInfo) -> int:
+def _mtime_ns(member: tarfile.TarInfo) -> int:
     """Return the time of the last change in nanoseconds, with the precision of the archive."""
     whole, _, part = member.pax_headers.get("mtime", "").partition(".")
     if whole.lstrip("-").isdigit() and (not part or part.isdigit()):

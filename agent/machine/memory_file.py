@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 
-from agent.machine.notify import keep_descriptor, kept_descriptors
+from agent.machine.notify import store_descriptor, stored_descriptors
 from wire.errors import HostError
 
 SLOT_BYTES = 4 << 20
@@ -20,7 +20,7 @@ class MemoryFile:
 
     def __init__(self, name: str) -> None:
         """Open the file that an earlier agent stored under a name, or an empty one."""
-        held = kept_descriptors(name)
+        held = stored_descriptors(name)
         if held:
             self._fd, rest = held[0], held[1:]
             for fd in rest:
@@ -28,7 +28,7 @@ class MemoryFile:
         else:
             self._fd = os.memfd_create(name, os.MFD_CLOEXEC)
             os.ftruncate(self._fd, 1 + 2 * (SLOT_BYTES + 40))
-            keep_descriptor(name, self._fd)
+            store_descriptor(name, self._fd)
 
     def close(self) -> None:
         """Close it in this process; systemd keeps it."""

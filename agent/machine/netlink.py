@@ -156,19 +156,19 @@ async def _remove_addresses(ipr: Any, index: int, but: Collection[str]) -> None:
 
     The firewall drops packets from them.
     """
-    for found in [a async for a in await ipr.get_addr(index=index)]:
-        address = found.get_attr("IFA_ADDRESS")
-        if found["scope"] != _SCOPE_LINK and address not in but:
-            await ipr.addr("del", index=index, address=address, prefixlen=found["prefixlen"])
+    for entry in [a async for a in await ipr.get_addr(index=index)]:
+        address = entry.get_attr("IFA_ADDRESS")
+        if entry["scope"] != _SCOPE_LINK and address not in but:
+            await ipr.addr("del", index=index, address=address, prefixlen=entry["prefixlen"])
 
 
 async def _shape(ipr: Any, index: int, bps: int | None) -> None:
     """Limit the rate at which a link sends, or lift the limit. Idempotent."""
-    found = [q async for q in await ipr.get_qdiscs(index=index) if q.get_attr("TCA_KIND") == "tbf"]
+    limits = [q async for q in await ipr.get_qdiscs(index=index) if q.get_attr("TCA_KIND") == "tbf"]
     if bps is not None:
         burst = max(1600, bps // 8 // 100)  # bytes sent in 10 ms, at least one frame
         await ipr.tc("replace", "tbf", index, rate=f"{bps}bit", burst=burst, latency=_LATENCY)
-    elif found:
+    elif limits:
         await ipr.tc("del", index=index, parent=TC_H_ROOT)
 
 
@@ -202,11 +202,11 @@ def _is_namespace(path: Path) -> bool:
 async def links(read: Callable[[str, str], TaskNet | None]) -> list[TaskNet]:
     """Return the complete networks. `read` decodes name and alias of a link."""
     async with _netlink("cannot list links") as ipr:
-        found = [
+        networks = [
             read(link.get_attr("IFLA_IFNAME"), link.get_attr("IFLA_IFALIAS") or "")
             async for link in await ipr.get_links()
         ]
-    return sorted((net for net in found if net is not None), key=lambda net: net.task_id)
+    return sorted((net for net in networks if net is not None), key=lambda net: net.task_id)
 
 
 def namespaces(folder: str) -> list[str]:

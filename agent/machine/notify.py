@@ -14,7 +14,7 @@ def notify(*lines: str) -> None:
     _send(lines, [])
 
 
-def keep_descriptor(name: str, fd: int) -> None:
+def store_descriptor(name: str, fd: int) -> None:
     """Store a descriptor in systemd for the next start of this service (FDSTORE=1).
 
     Without `FDPOLL=0` systemd would close a bound socket that does not listen, and a pipe without
@@ -23,17 +23,17 @@ def keep_descriptor(name: str, fd: int) -> None:
     _send(("FDSTORE=1", f"FDNAME={name}", "FDPOLL=0"), [fd])
 
 
-def let_go(name: str) -> None:
+def drop_descriptor(name: str) -> None:
     """Make systemd close the descriptors stored under a name."""
     _send(("FDSTOREREMOVE=1", f"FDNAME={name}"), [])
 
 
-def kept_descriptors(name: str) -> list[int]:
+def stored_descriptors(name: str) -> list[int]:
     """Return the descriptors stored under a name, as new descriptors."""
-    return [os.dup(fd) for called, fd in all_kept() if called == name]
+    return [os.dup(fd) for called, fd in all_stored() if called == name]
 
 
-def all_kept() -> list[tuple[str, int]]:
+def all_stored() -> list[tuple[str, int]]:
     """Return name and number of all descriptors that systemd passed to this process."""
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return []

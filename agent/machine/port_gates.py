@@ -23,13 +23,13 @@ from pathlib import Path
 from agent.machine import bpf
 from agent.machine.bpf import BpfCommand
 from agent.machine.descriptors import closing, opened_folder
-from agent.netplan import BOUND, GATES, gate_of
+from agent.netplan import BIND_HOOKS, GATES, gate_of
 from wire.errors import HostError
 
 _PROGRAM = 18
 _ATTACH_TYPE = {"bind4": 8, "bind6": 9}
 _BY_SYSTEMD, _BY_US = "", "-held"
-_WHOLE = frozenset(f"{kind}{half}" for kind in BOUND for half in (_BY_SYSTEMD, _BY_US))
+_WHOLE = frozenset(f"{kind}{half}" for kind in BIND_HOOKS for half in (_BY_SYSTEMD, _BY_US))
 _USER_PORT = 24
 _ALLOW_MULTI = 2
 """Other programs may be attached, too (BPF_F_ALLOW_MULTI): all of them must allow a bind."""
@@ -50,7 +50,7 @@ def _line(code: int, *, to: int = 0, of: int = 0, at: int = 0, value: int = 0) -
     return struct.pack("=BBhi", code, of << 4 | to, at, value)
 
 
-def is_whole(name: str, folder: Path = Path(GATES)) -> bool:
+def is_complete(name: str, folder: Path = Path(GATES)) -> bool:
     """Return whether a gate exists with all its programs."""
     try:
         return set(os.listdir(folder / name)) >= _WHOLE
@@ -61,12 +61,14 @@ def is_whole(name: str, folder: Path = Path(GATES)) -> bool:
 def gates(folder: Path = Path(GATES)) -> set[str]:
     """Return the names of all gates that have all their programs."""
     try:
-        return {name for name in os.listdir(folder) if is_whole(name, folder)}
+        return {name for name in os.listdir(folder) if is_complete(name, folder)}
     except FileNotFoundError:
         return set()
 
 
-def keep(wanted: Iterable[Collection[int]], *, alone: bool, folder: Path = Path(GATES)) -> None:
+def make_gates(
+    wanted: Iterable[Collection[int]], *, alone: bool, folder: Path = Path(GATES)
+) -> None:
     """Make a gate for each set of ports; with `alone` remove all others.
 
     Raises `HostError`.
@@ -88,7 +90,7 @@ def keep(wanted: Iterable[Collection[int]], *, alone: bool, folder: Path = Path(
 
 def _make(path: Path, ports: Collection[int]) -> None:
     path.mkdir(exist_ok=True)
-    for kind in BOUND:
+    for kind in BIND_HOOKS:
         for half in (_BY_SYSTEMD, _BY_US):
             if (path / f"{kind}{half}").exists():
                 continue
@@ -119,7 +121,7 @@ def _loaded(kind: str, ports: Collection[int]) -> int:
     return bpf.call(BpfCommand.PROG_LOAD, attributes, code, license_)[0]
 
 
-def hold(cgroup: Path, ports: Collection[int], folder: Path = Path(GATES)) -> bool:
+def attach(cgroup: Path, ports: Collection[int], folder: Path = Path(GATES)) -> bool:
     """Attach an existing gate to a cgroup; return False if the cgroup is missing.
 
     Idempotent. The gate stays as long as the cgroup. Raises `HostError`.
@@ -130,7 +132,7 @@ def hold(cgroup: Path, ports: Collection[int], folder: Path = Path(GATES)) -> bo
         return False
     try:
         with opened as fd:
-            for kind in BOUND:
+            for kind in BIND_HOOKS:
                 _attach(fd, kind, folder / gate_of(ports) / f"{kind}{_BY_US}")
     except OSError as e:
         raise HostError(f"cannot restrict {cgroup} to its ports: {e.strerror}") from e
@@ -138,8 +140,8 @@ def hold(cgroup: Path, ports: Collection[int], folder: Path = Path(GATES)) -> bo
 
 
 def _attach(cgroup: int, kind: str, pinned: Path) -> None:
-    with closing(bpf.opened(str(pinned))) as fd:
-        (own,) = struct.unpack_from("=4xI", bpf.described(fd, 8))  # type, id
+    with closing(bpf.open_pinned(str(pinned))) as fd:
+        (own,) = struct.unpack_from("=4xI", bpf.object_info(fd, 8))  # type, id
         if own not in attached(cgroup, kind):
             attributes = struct.pack("=4I", cgroup, fd, _ATTACH_TYPE[kind], _ALLOW_MULTI)
             bpf.call(BpfCommand.PROG_ATTACH, attributes)

@@ -10,7 +10,7 @@ import struct
 import msgspec
 
 from agent.machine import port_gates
-from agent.netplan import Ask, NetAnswer
+from agent.netplan import NetAnswer, NetRequest
 from wire.errors import HostError
 
 SOCKET = "/run/twine/network.sock"
@@ -31,7 +31,7 @@ class HostNetwork:
     def __init__(self, path: str = SOCKET) -> None:
         self._path = path
 
-    def ask(self, ask: Ask) -> NetAnswer:
+    def ask(self, ask: NetRequest) -> NetAnswer:
         """Send a request; return the networks after it. Raises `HostError`."""
         try:
             with socket.socket(socket.AF_UNIX) as s:
@@ -58,7 +58,7 @@ class HostNetwork:
 
     def has_gate(self, name: str) -> bool:
         """Return whether a port gate exists with all its BPF programs."""
-        return port_gates.is_whole(name)
+        return port_gates.is_complete(name)
 
     def gates(self) -> set[str]:
         """Return the names of the port gates that have all their BPF programs."""

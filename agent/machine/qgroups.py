@@ -33,10 +33,10 @@ _LEVEL = 1 << 48
 def mode(path: Path) -> QuotaMode:
     """Return how the file system of a path counts."""
     folder = _folder(path)
-    found = _word(folder / "mode")
-    if found == "squota":
+    mode_name = _read_word(folder / "mode")
+    if mode_name == "squota":
         return QuotaMode.SIMPLE
-    if found == "qgroup" or (not found and _word(folder / "enabled") == "1"):
+    if mode_name == "qgroup" or (not mode_name and _read_word(folder / "enabled") == "1"):
         return QuotaMode.REGULAR  # kernels before 6.7 have no file `mode`
     return QuotaMode.OFF
 
@@ -46,8 +46,8 @@ def enable(path: Path) -> QuotaMode:
 
     If quotas are on, their mode does not change.
     """
-    if (found := mode(path)) is not QuotaMode.OFF:
-        return found
+    if (present := mode(path)) is not QuotaMode.OFF:
+        return present
     with opened_folder(path) as fd:
         try:
             fcntl.ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("QQ", _ENABLE_SIMPLE, 0)))
@@ -76,32 +76,33 @@ def limit(path: Path, subvolume: int, max_bytes: int | None) -> None:
         fcntl.ioctl(fd, _LIMIT, asked)
 
 
-def room(path: Path, subvolume: int) -> Space | None:
+def usage(path: Path, subvolume: int) -> Space | None:
     """Return used space and limit of a subvolume, None if quotas are off."""
     for name in (f"1_{subvolume}", f"0_{subvolume}"):
         group = _folder(path) / name
-        used = _word(group / "referenced")
+        used = _read_word(group / "referenced")
         if not used:
             continue
-        flags, most = int(_word(group / "limit_flags") or 0), _word(group / "max_referenced")
+        flags = int(_read_word(group / "limit_flags") or 0)
+        most = _read_word(group / "max_referenced")
         limited = flags & _MAX_REFERENCED and most and int(most) != _NO_LIMIT
         return Space(int(used), int(most) if limited else None)
     return None
 
 
-def own_bytes(path: Path, subvolume: int) -> int | None:
+def exclusive_bytes(path: Path, subvolume: int) -> int | None:
     """Return the exclusive bytes of a subvolume, None if quotas are off."""
-    text = _word(_folder(path) / f"0_{subvolume}" / "exclusive")
+    text = _read_word(_folder(path) / f"0_{subvolume}" / "exclusive")
     return int(text) if text else None
 
 
-def lift(path: Path, subvolume: int) -> None:
+def remove_limit(path: Path, subvolume: int) -> None:
     """Remove the limit, because nested subvolumes of a full subvolume cannot be deleted."""
-    if (found := room(path, subvolume)) is not None and found.max_bytes is not None:
+    if (space := usage(path, subvolume)) is not None and space.max_bytes is not None:
         limit(path, subvolume, None)
 
 
-def forget(path: Path, subvolume: int) -> None:
+def remove_group(path: Path, subvolume: int) -> None:
     """Remove the group of a deleted subvolume; `path` is any folder of its file system.
 
     The kernel removes `0/ID` once the space is free. Errors are ignored: a group takes few bytes.
@@ -123,7 +124,7 @@ def _folder(path: Path) -> Path:
     return Path(f"/sys/fs/btrfs/{uuid.UUID(bytes=answer[16:32])}/qgroups")
 
 
-def _word(path: Path) -> str:
+def _read_word(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:

@@ -25,8 +25,8 @@ from agent.machine.systemd_calls import (
     SystemdCalls,
     name_of,
     reason_of,
-    refusing,
-    words,
+    string_tokens,
+    translating_errors,
 )
 from agent.machine.unit_properties import CLOSE, Token, encode
 from agent.machine.unit_watch import UnitWatch
@@ -48,34 +48,34 @@ class HostSystemd(SystemdCalls):
         If the bus is lost meanwhile, systemd may or may not have received the request. A unit
         that exists then and is younger than the request is the requested one.
         """
-        args = [*words("s", unit), *words("s", "fail"), *encode(properties)]
+        args = [*string_tokens("s", unit), *string_tokens("s", "fail"), *encode(properties)]
         args += [(ord("a"), b"(sa(sv))"), CLOSE]
         asked_usec = time.monotonic_ns() // 1000
         try:
             self._manager("StartTransientUnit", args, on_loss=lambda: self._is_up(unit, asked_usec))
         except DBusBaseError as e:
-            raise _refused(f"cannot start {unit}", e, properties) from e
+            raise _refusal_error(f"cannot start {unit}", e, properties) from e
 
     def stop(self, unit: str) -> None:
         """Queue the stop of a unit; does nothing for an unknown unit."""
-        self._on_unit("stop", unit, "StopUnit", [*words("ss", unit, "replace")])
+        self._on_unit("stop", unit, "StopUnit", [*string_tokens("ss", unit, "replace")])
 
     def kill(self, unit: str, signal: int) -> None:
         """Signal every process of a unit; does nothing for an unknown unit."""
-        args = [*words("ss", unit, "all"), (ord("i"), signal)]
+        args = [*string_tokens("ss", unit, "all"), (ord("i"), signal)]
         self._on_unit(f"send signal {signal} to", unit, "KillUnit", args)
 
     def reset_failed(self, unit: str) -> None:
         """Make systemd forget a failed unit; does nothing for an unknown unit."""
-        self._on_unit("reset", unit, "ResetFailedUnit", [*words("s", unit)])
+        self._on_unit("reset", unit, "ResetFailedUnit", [*string_tokens("s", unit)])
 
     def set_properties(self, unit: str, properties: Mapping[str, Property]) -> None:
         """Change properties of a running unit until the next boot."""
-        args = [*words("s", unit), (ord("b"), True), *encode(properties)]
+        args = [*string_tokens("s", unit), (ord("b"), True), *encode(properties)]
         try:
             self._manager("SetUnitProperties", args)
         except DBusBaseError as e:
-            raise _refused(f"cannot change {unit}", e, properties) from e
+            raise _refusal_error(f"cannot change {unit}", e, properties) from e
 
     def find(self, unit: str) -> UnitState | None:
         """Return the state of a unit, None if systemd has no unit of that name.
@@ -83,25 +83,27 @@ class HostSystemd(SystemdCalls):
         For a running unit, main process and cgroup are left out: this is called for each change.
         """
         # Listing, because reading a property of an unknown unit would make systemd load it.
-        found = [state for state in self._states(_glob_of(unit), whole=False) if state.unit == unit]
-        return found[0] if found else None
+        states = [
+            state for state in self._states(_glob_of(unit), whole=False) if state.unit == unit
+        ]
+        return states[0] if states else None
 
     def units(self, pattern: str) -> list[UnitState]:
         """Return all loaded units whose name matches a glob, with all fields of their states."""
         return self._states(pattern, whole=True)
 
     def _states(self, pattern: str, *, whole: bool) -> list[UnitState]:
-        with refusing(f"cannot list units {pattern}"):
+        with translating_errors(f"cannot list units {pattern}"):
             return [self._state(*row, whole=whole) for row in self._rows(pattern)]
 
     def unit_states(self, pattern: str) -> dict[str, tuple[str, str]]:
         """Return active and sub state of all loaded units whose name matches a glob."""
-        with refusing(f"cannot list units {pattern}"):
+        with translating_errors(f"cannot list units {pattern}"):
             return {unit: (active, sub) for unit, _, active, sub in self._rows(pattern)}
 
     def _rows(self, pattern: str) -> list[tuple[str, str, str, str]]:
         """Return name, description, active and sub state of the loaded units of a glob."""
-        args = [(ord("a"), b"s"), CLOSE, (ord("a"), b"s"), *words("s", pattern), CLOSE]
+        args = [(ord("a"), b"s"), CLOSE, (ord("a"), b"s"), *string_tokens("s", pattern), CLOSE]
         # Rows: name, description, load state, active state, sub state, …
         return [
             (row[0].decode(), row[1].decode(), row[3].decode(), row[4].decode())
@@ -117,18 +119,18 @@ class HostSystemd(SystemdCalls):
         """
         with self._lock:
             if self._watch is None:
-                with refusing("cannot subscribe to systemd"):
+                with translating_errors("cannot subscribe to systemd"):
                     self._watch = UnitWatch(self._opener)
             return self._watch.add(listener)
 
     def version(self) -> int:
         """Return systemd's major version."""
-        with refusing("cannot ask systemd for its version"):
+        with translating_errors("cannot ask systemd for its version"):
             text = self._get(ROOT, MANAGER, "Version").decode()
-        found = re.match(r"v?(\d+)", text)
-        if not found:
+        match = re.match(r"v?(\d+)", text)
+        if not match:
             raise SystemdError(f"cannot parse systemd's version: {text!r}")
-        return int(found[1])
+        return int(match[1])
 
     def close(self) -> None:
         """End both connections and the thread."""
@@ -198,7 +200,7 @@ def _glob_of(unit: str) -> str:
     return re.sub(r"([*?\[\\])", r"\\\1", unit)
 
 
-def _refused(
+def _refusal_error(
     attempt: str, error: DBusBaseError, properties: Mapping[str, Property]
 ) -> SystemdError | Conflict:
     """Return the error for a refused request, with the property that systemd names."""

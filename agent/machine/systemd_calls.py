@@ -30,10 +30,10 @@ MANAGER = b"org.freedesktop.systemd1.Manager"
 PROPERTIES = b"org.freedesktop.DBus.Properties"
 BUS = b"org.freedesktop.DBus"
 
-_DEAD = frozenset(
+_CONNECTION_ERRORS = frozenset(
     {errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN, errno.ECONNREFUSED}
 )
-_GONE = re.compile("Disconnected|NoReply|ServiceUnknown|NameHasNoOwner|NoServer")
+_BUS_RESTART_ERRORS = re.compile("Disconnected|NoReply|ServiceUnknown|NameHasNoOwner|NoServer")
 """Errors after a restart of the bus, and before systemd has connected to it again."""
 _PAUSES_S = (0.0, 0.1, 0.4, 1.0, 2.0)
 """Pauses between attempts on a lost bus. `systemctl restart dbus` is faster than their sum."""
@@ -57,7 +57,7 @@ class SystemdCalls:
         return self._call(ROOT, MANAGER, method.encode(), args, on_loss)
 
     def _get(self, path: bytes, interface: bytes, name: str) -> Any:
-        args = [(ord("s"), interface), *words("s", name)]
+        args = [(ord("s"), interface), *string_tokens("s", name)]
         return self._call(path, PROPERTIES, b"Get", args)
 
     def _call(
@@ -94,7 +94,7 @@ class SystemdCalls:
 
 
 @contextlib.contextmanager
-def refusing(what: str) -> Iterator[None]:
+def translating_errors(what: str) -> Iterator[None]:
     """Turn errors of the bus or of systemd inside the block into `SystemdError`."""
     try:
         yield
@@ -102,7 +102,8 @@ def refusing(what: str) -> Iterator[None]:
         raise SystemdError(f"{what}: {reason_of(e)}") from e
 
 
-def words(signature: str, *values: str) -> list[Token]:
+def string_tokens(signature: str, *values: str) -> list[Token]:
+    """Return the pieces of a message for texts; `signature` has the type code of each."""
     return [(ord(kind), value.encode()) for kind, value in zip(signature, values, strict=True)]
 
 
@@ -120,4 +121,5 @@ def reason_of(error: DBusBaseError) -> str:
 
 
 def _is_lost(error: DBusBaseError) -> bool:
-    return abs(error.errno) in _DEAD or bool(_GONE.search(name_of(error)))
+    is_closed = abs(error.errno) in _CONNECTION_ERRORS
+    return is_closed or bool(_BUS_RESTART_ERRORS.search(name_of(error)))

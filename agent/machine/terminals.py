@@ -18,7 +18,8 @@ _CHUNK = 64 << 10
 class Streams:
     """Descriptors connected to one command; made by `terminal` or `pipes`.
 
-    Until `opened` this process holds the command's ends open, so that readers wait for it.
+    Until `close_command_ends` this process holds the command's ends open, so that readers wait for
+    the command.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class Streams:
         self.outputs: dict[int, int] = {}
         """Descriptor to read from, by stream: 1 output, 2 error."""
         self._input: int | None = None
-        self._held: list[int] = []
+        self._command_ends: list[int] = []
         self._folder: Path | None = None
 
     @classmethod
@@ -41,7 +42,7 @@ class Streams:
             raise HostError(f"a terminal cannot be opened: {e.strerror}") from e
         os.set_blocking(master, False)
         streams.path = os.ttyname(slave)
-        streams.outputs, streams._input, streams._held = {1: master}, master, [slave]
+        streams.outputs, streams._input, streams._command_ends = {1: master}, master, [slave]
         return streams
 
     @classmethod
@@ -66,19 +67,19 @@ class Streams:
         for path in paths:
             for access in (os.O_RDONLY, os.O_WRONLY):
                 # Held at once, so that `close` finds it if the next one cannot be opened.
-                self._held.append(os.open(path, access | os.O_NONBLOCK | os.O_CLOEXEC))
-        reader, writer, output, its_writer, errors, their_writer = self._held
+                self._command_ends.append(os.open(path, access | os.O_NONBLOCK | os.O_CLOEXEC))
+        reader, writer, output, its_writer, errors, their_writer = self._command_ends
         # Opening a pipe for reading blocks forever once the pipe has lost its writer.
         again = os.dup(writer)
-        self._held = [reader, its_writer, their_writer, again]
+        self._command_ends = [reader, its_writer, their_writer, again]
         self.outputs, self._input = {1: output, 2: errors}, writer
         self.paths = (str(paths[0]), str(paths[1]), str(paths[2]))
 
-    def opened(self) -> None:
+    def close_command_ends(self) -> None:
         """Close our copies of the command's ends: it has opened them, or never will."""
-        for fd in self._held:
+        for fd in self._command_ends:
             os.close(fd)
-        self._held = []
+        self._command_ends = []
 
     def resize(self, rows: int, columns: int) -> None:
         """Set the size of the terminal; does nothing for pipes."""
@@ -86,7 +87,7 @@ class Streams:
             fcntl.ioctl(self._input, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     async def read(self, stream: int) -> bytes:
-        """Return what the command wrote next, nothing at its end."""
+        """Return the next output of the command; empty at its end."""
         fd = self.outputs[stream]
         while True:
             try:
@@ -116,7 +117,7 @@ class Streams:
 
     def close(self) -> None:
         """Close everything; a terminal hangs up."""
-        self.opened()
+        self.close_command_ends()
         ends = {*self.outputs.values(), *([self._input] if self._input is not None else [])}
         for fd in ends:
             os.close(fd)

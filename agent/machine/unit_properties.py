@@ -1,8 +1,8 @@
 """Encodes unit properties from plain Python values for systemd's D-Bus interface.
 
-Names are those of org.freedesktop.systemd1(5): times end in `USec` and are microseconds. pystemd's
-own table lacks a third of the properties of a task, and its names differ between releases. So the
-whole table is here.
+Names are those of org.freedesktop.systemd1(5): times end in `USec` and are microseconds. The table
+of pystemd lacks a third of the properties of a task, and its names differ between releases. So
+the whole table is here.
 """
 
 from __future__ import annotations
@@ -202,13 +202,13 @@ def _namespaces(value: object) -> object:
 
 
 def _networks(value: object) -> object:
-    found = []
+    networks = []
     for word in _strings(value):
         for text in ("0.0.0.0/0", "::/0") if word == "any" else (word,):
             net = ipaddress.ip_network(text)
             family = socket.AF_INET if net.version == 4 else socket.AF_INET6
-            found.append((int(family), net.network_address.packed, net.prefixlen))
-    return found
+            networks.append((int(family), net.network_address.packed, net.prefixlen))
+    return networks
 
 
 def _mask(value: object) -> object:
@@ -241,11 +241,11 @@ def _pairs(value: object) -> object:
 
 def _binds(value: object) -> object:
     """Return mounts from `source[:target]`; with a leading `-` the source may be missing."""
-    found = []
+    mounts = []
     for word in _strings(value):
         source, target = _split(word.removeprefix("-"), ":", "")
-        found.append((source, target or source, word.startswith("-"), _MS_REC))
-    return found
+        mounts.append((source, target or source, word.startswith("-"), _MS_REC))
+    return mounts
 
 
 def _split(word: str, separator: str, default: str) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from agent.machine.systemd_calls import (
     SYSTEMD,
     UNITS,
     Opener,
-    words,
+    string_tokens,
 )
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,9 @@ class UnitWatch:
         bus = self._opener()
         try:
             for rule in _MATCHES:
-                bus.call_method(BUS, b"/org/freedesktop/DBus", BUS, b"AddMatch", words("s", rule))
+                bus.call_method(
+                    BUS, b"/org/freedesktop/DBus", BUS, b"AddMatch", string_tokens("s", rule)
+                )
             bus.call_method(SYSTEMD, ROOT, MANAGER, b"Subscribe", [])
         except DBusBaseError:
             bus.close()
@@ -139,7 +141,7 @@ class UnitWatch:
             while True:
                 # The library's queue comes first: replies to our own calls may have brought
                 # signals into it. Each `process` takes at most one message.
-                changed = {unit for m in _drained(bus) if (unit := self._changed(*m))}
+                changed = {unit for m in _queued_signals(bus) if (unit := self._changed(*m))}
                 self._notify(changed | self._overdue())
                 ready, _, _ = select.select([fd, self._wake_read], [], [], self._next_s())
                 if self._wake_read in ready:
@@ -197,7 +199,7 @@ class UnitWatch:
                     log.exception("listener for systemd's signals failed", extra={"unit": unit})
 
 
-def _drained(bus: Bus) -> Iterator[tuple[bytes, Message]]:
+def _queued_signals(bus: Bus) -> Iterator[tuple[bytes, Message]]:
     """Yield the received signals with their names, until the queue is empty."""
     while (message := bus.process()) is not None:
         member = message.get_member()

@@ -1,7 +1,7 @@
 """The private networks of this host's tasks, and the firewall of the host.
 
-The agent stores no networks: they are read from the kernel with every answer. A starting agent
-installs the firewall for the tasks that it finds, and removes networks of unknown tasks.
+The agent stores no networks: each answer of the network program has those of the kernel. A
+starting agent installs the firewall for the known tasks, and removes networks of unknown tasks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.api import TaskSpec
 from agent.machine import NetworkAccess
-from agent.netplan import Ask, NetAnswer, Site, TaskNet
+from agent.netplan import NetAnswer, NetRequest, Site, TaskNet
 from agent.network.core.addresses import plan
 from agent.network.core.network import is_private
 from agent.network.port_gates import PortGates
@@ -60,21 +60,21 @@ class Networks(TaskStage):
         while True:
             try:
                 async with self._turn:
-                    return await self._take_over()
+                    return await self._install_firewall()
             except HostError as e:
                 self.problem = f"the firewall is not in force: {e}"
                 log.warning("cannot put the firewall in force", extra={"why": str(e)})
             await asyncio.sleep(RETRY_S)
 
-    async def _take_over(self) -> None:
+    async def _install_firewall(self) -> None:
         """Put the firewall in force once, before any other change.
 
         So no task loses a permission because another task starts.
         """
         if self.in_force.is_set():
             return
-        site = await self._our_site()
-        there = await self._ask(Ask(site=site))
+        site = await self._find_site()
+        there = await self._ask(NetRequest(site=site))
         for task_id, spec in self._expected.items():
             if is_private(spec) and task_id in self._known:
                 net = plan(site, task_id, spec, self._known.values())
@@ -87,7 +87,7 @@ class Networks(TaskStage):
         ]
         for task_id in unknown:
             log.warning("removing a network without a task", extra={"task": task_id})
-        await self._ask(Ask(site=site, remove=unknown, allowed=list(self._wanted.values())))
+        await self._ask(NetRequest(site=site, remove=unknown, allowed=list(self._wanted.values())))
         self.in_force.set()
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
@@ -103,13 +103,13 @@ class Networks(TaskStage):
 
     async def _connect(self, task_id: str, spec: TaskSpec) -> list[str]:
         async with self._turn:
-            await self._take_over()
-            site = await self._our_site()
+            await self._install_firewall()
+            site = await self._find_site()
             net = plan(site, task_id, spec, self._known.values())
             others = {t: n for t, n in self._wanted.items() if t != task_id}
             allowed = [*others.values(), net]
             # The request installs the rules first: no packet passes before.
-            await self._ask(Ask(site=site, ensure=net, allowed=allowed))
+            await self._ask(NetRequest(site=site, ensure=net, allowed=allowed))
             if task_id not in self._known:
                 raise HostError(f"the network of task {task_id} was created but does not exist")
             self._wanted[task_id] = net
@@ -125,9 +125,9 @@ class Networks(TaskStage):
         async with self._turn:
             if task_id not in self._wanted and task_id not in self._known:
                 return
-            site = await self._our_site()
+            site = await self._find_site()
             left = [net for t, net in self._wanted.items() if t != task_id]
-            await self._ask(Ask(site=site, remove=[task_id], allowed=left))
+            await self._ask(NetRequest(site=site, remove=[task_id], allowed=left))
             self._wanted.pop(task_id, None)
 
     async def clear(self, *, namespace: str = "", veth: str = "") -> None:
@@ -135,15 +135,15 @@ class Networks(TaskStage):
         async with self._turn:
             if namespace in self._wanted or namespace in self._unreadable:
                 return
-            site = await self._our_site()
+            site = await self._find_site()
             names, links = [namespace] if namespace else [], [veth] if veth else []
-            await self._ask(Ask(site=site, remove=names, unlink=links))
+            await self._ask(NetRequest(site=site, remove=names, unlink=links))
 
-    async def _our_site(self) -> Site:
-        found = await self._lanes.run(_LANE, self._network.address)
-        return self._site(found)
+    async def _find_site(self) -> Site:
+        address = await self._lanes.run(_LANE, self._network.address)
+        return self._site(address)
 
-    async def _ask(self, ask: Ask) -> NetAnswer:
+    async def _ask(self, ask: NetRequest) -> NetAnswer:
         answer = await self._lanes.run(_LANE, self._network.ask, ask)
         self._known = {net.task_id: net for net in answer.networks if net.address4}
         if ask.allowed is not None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from agent.api import TaskSpec, TaskState
 from agent.machine import NetworkAccess
-from agent.netplan import Ask, Gates
+from agent.netplan import Gates, NetRequest
 from agent.network.core.network import gate_for, is_private, ports_of
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.core.slices import cgroup_of
@@ -33,9 +33,9 @@ class PortGates:
     def __init__(self, network: NetworkAccess, lanes: Lanes) -> None:
         self._network, self._lanes = network, lanes
         self._specs: dict[str, TaskSpec] = {}
-        self._up: dict[str, str] = {}
+        self._runs: dict[str, str] = {}
         """Task → invocation id of the run that has, or will get, its gate."""
-        self._open: set[str] = set()
+        self._pending: set[str] = set()
         self._unreadable = False
         self._wake = asyncio.Event()
 
@@ -46,8 +46,8 @@ class PortGates:
         """
         self._unreadable = bool(list(unreadable))
         self._specs = {t: spec for t, spec in specs.items() if not is_private(spec)}
-        self._open = set(self._specs)
-        if self._open:
+        self._pending = set(self._specs)
+        if self._pending:
             self._wake.set()
 
     async def ensure(self, task_id: str, spec: TaskSpec) -> None:
@@ -64,37 +64,37 @@ class PortGates:
         """Record a changed task state: a task that has started will get its gate."""
         if task.state is not TaskState.RUNNING or is_private(task.spec):
             return
-        if self._up.get(task.task_id) != task.invocation_id:
+        if self._runs.get(task.task_id) != task.invocation_id:
             self._specs[task.task_id] = task.spec
-            self._up[task.task_id] = task.invocation_id
-            self._open.add(task.task_id)
+            self._runs[task.task_id] = task.invocation_id
+            self._pending.add(task.task_id)
             self._wake.set()
 
     def forget(self, task_id: str) -> None:
         """Forget a removed task; the next request removes its gate."""
-        for known in (self._specs, self._up):
+        for known in (self._specs, self._runs):
             known.pop(task_id, None)
-        self._open.discard(task_id)
+        self._pending.discard(task_id)
 
-    async def keep(self) -> None:
+    async def watch(self) -> None:
         """Attach gates to the cgroups of starting tasks until cancelled."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(SETTLE_S)
             self._wake.clear()
-            tasks = {t: self._specs[t] for t in sorted(self._open) if t in self._specs}
-            self._open -= tasks.keys()
+            tasks = {t: self._specs[t] for t in sorted(self._pending) if t in self._specs}
+            self._pending -= tasks.keys()
             if not tasks:
                 continue
             try:
                 await self._ask({cgroup_of(t, spec): ports_of(spec) for t, spec in tasks.items()})
             except HostError as e:
                 log.warning("cannot restrict tasks to their ports", extra={"why": str(e)})
-                self._open |= tasks.keys() & self._specs.keys()
+                self._pending |= tasks.keys() & self._specs.keys()
                 await asyncio.sleep(RETRY_S)
                 self._wake.set()
 
     async def _ask(self, hold: dict[str, list[int]]) -> None:
         wanted = sorted({tuple(ports_of(spec)) for spec in self._specs.values()} | {()})
         gates = Gates(wanted=[list(p) for p in wanted], alone=not self._unreadable, hold=hold)
-        await self._lanes.run(_LANE, self._network.ask, Ask(gates=gates))
+        await self._lanes.run(_LANE, self._network.ask, NetRequest(gates=gates))

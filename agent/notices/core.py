@@ -10,9 +10,9 @@ from agent.api.notices import HostNotices
 INSIDE = "/run/twine-notice"
 """Folder inside the task with the notices; it is in memory (tmpfs)."""
 FILE = "notice.json"
-AGAIN_S, AGAIN_MAX_S = 1.0, 30.0
+RETRY_S, RETRY_MAX_S = 1.0, 30.0
 """Pause after the first failed call of a hook; it doubles with each further failure."""
-NOTHING = b'{"notices":[],"capacity":[]}'
+NO_NOTICES = b'{"notices":[],"capacity":[]}'
 
 
 def text_for(spec: TaskSpec, held: HostNotices) -> bytes:
@@ -25,7 +25,7 @@ def text_for(spec: TaskSpec, held: HostNotices) -> bytes:
 
 def pause_s(failures: int) -> float:
     """Return how long to wait after a number of failed calls."""
-    return min(AGAIN_MAX_S, AGAIN_S * 2.0 ** min(failures - 1, 10))
+    return min(RETRY_MAX_S, RETRY_S * 2.0 ** min(failures - 1, 10))
 
 
 def notice_binds(task_id: str, spec: TaskSpec, folder: str) -> list[str]:

@@ -21,10 +21,10 @@ import msgspec
 
 from agent.api import TaskState
 from agent.api.notices import HostNotices, NoticeSettings
-from agent.notices.core import FILE, NOTHING, notice_binds, pause_s, text_for
+from agent.notices.core import FILE, NO_NOTICES, notice_binds, pause_s, text_for
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.offload import Lanes
-from agent.runtime.poll_timers import Rest
+from agent.runtime.poll_timers import InterruptiblePause
 from agent.runtime.stage import TaskStage
 from wire.durable import swap
 from wire.error_text import why
@@ -45,7 +45,7 @@ class TaskNotices(TaskStage):
     def __init__(self, folder: Path, lanes: Lanes) -> None:
         """Load the notices that an earlier agent of this boot received."""
         self._folder, self._lanes = folder, lanes
-        self._rest = Rest()
+        self._pause = InterruptiblePause()
         self._calls: dict[str, tuple[bytes, asyncio.Task[None]]] = {}
         """Task → the notices that its hook is called with now, and the running call."""
         self._session: aiohttp.ClientSession | None = None
@@ -71,7 +71,7 @@ class TaskNotices(TaskStage):
 
     async def ended(self, task_id: str) -> None:
         """Stop calling the hook of an ended task; its next start gets all notices again."""
-        self._give_up(task_id)
+        self._stop_calling(task_id)
         await self._lanes.run(_LANE, self._accepted_file(task_id).unlink, missing_ok=True)
 
     async def release(self, task_id: str) -> None:
@@ -90,7 +90,7 @@ class TaskNotices(TaskStage):
         if notices != self._held:
             await self._lanes.run(_LANE, self._keep, msgspec.json.encode(notices))
             self._held = notices
-            self._rest.end()
+            self._pause.end()
         return self._held
 
     async def watch(self, tasks: Callable[[], Mapping[str, TaskRecord]]) -> None:
@@ -98,10 +98,10 @@ class TaskNotices(TaskStage):
         try:
             while True:
                 await self.update(tasks())
-                await self._rest.until_round(CHECK_S)
+                await self._pause.until_round(CHECK_S)
         finally:
             for task_id in [*self._calls]:
-                self._give_up(task_id)
+                self._stop_calling(task_id)
             if self._session is not None:
                 await self._session.close()
 
@@ -109,7 +109,7 @@ class TaskNotices(TaskStage):
         """Update the files of all tasks once, and call the hooks that have new notices."""
         run = {name: task for name, task in tasks.items() if task.state is TaskState.RUNNING}
         for task_id in [name for name in self._calls if name not in run]:
-            self._give_up(task_id)
+            self._stop_calling(task_id)
         for task in run.values():
             if (request := task.spec.life.notice) is not None:
                 try:
@@ -129,13 +129,13 @@ class TaskNotices(TaskStage):
         if known is not None and known[0] == text:
             return  # the hook is being called with this text, or has accepted it
         accepted = await self._lanes.run(_LANE, self._accepted, task.task_id)
-        self._give_up(task.task_id)
+        self._stop_calling(task.task_id)
         if accepted != text:
             at = task.addresses[0] if task.addresses else LOOPBACK
             call = self._call(task.task_id, request, at, text)
             self._calls[task.task_id] = text, asyncio.create_task(call)
 
-    def _give_up(self, task_id: str) -> None:
+    def _stop_calling(self, task_id: str) -> None:
         known = self._calls.pop(task_id, None)
         if known is not None:
             known[1].cancel()
@@ -192,11 +192,11 @@ class TaskNotices(TaskStage):
         return self._folder / f".told-{task_id}"
 
     def _accepted(self, task_id: str) -> bytes:
-        """Return the notices that a hook accepted last; `NOTHING` before the first."""
+        """Return the notices that a hook accepted last; `NO_NOTICES` before the first."""
         try:
             return self._accepted_file(task_id).read_bytes()
         except FileNotFoundError:
-            return NOTHING
+            return NO_NOTICES
         except OSError as e:
             reason = f"cannot read which notices task {task_id} has accepted: {e.strerror}"
             raise HostError(reason) from e

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from agent.api import TaskSpec
 from agent.machine import Cgroups
 from agent.resources.core.exclusive_cpus import (
-    Taken,
-    chosen,
-    online,
+    CpusInUse,
+    choose_cpus,
+    is_still_valid,
+    online_cpus,
     refusal,
-    shared,
+    shared_cpus,
     sharing_refusal,
-    still_good,
 )
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.core.slices import TASKS_SLICE, is_shared_slice, slice_for
@@ -46,7 +46,7 @@ class ExclusiveCpus(TaskStage):
         cores: Callable[[], tuple[Core, ...]],
         mark: Path,
     ) -> None:
-        """Start without tasks; see `adopt` and `refresh`.
+        """`adopt` loads the tasks, `refresh` the cores.
 
         `mark` is a file in memory. It exists if an agent has changed slices since the boot.
         """
@@ -56,7 +56,7 @@ class ExclusiveCpus(TaskStage):
         self._cores: tuple[Core, ...] = ()
         self._claims: dict[str, tuple[int, ...]] = {}
         """Task → the CPUs chosen for it, until it is removed."""
-        self._held: dict[str, tuple[int, ...]] = {}
+        self._reserved: dict[str, tuple[int, ...]] = {}
         """Task → the CPUs that other tasks are kept off, because the task may have processes."""
         self._set: dict[str, tuple[int, ...]] = {}
         """Slice → the CPUs that this agent has set last."""
@@ -65,7 +65,7 @@ class ExclusiveCpus(TaskStage):
         self._wanted: Callable[[], dict[str, TaskSpec]] = dict
         self._lock = asyncio.Lock()
 
-    def follow(self, wanted: Callable[[], dict[str, TaskSpec]]) -> None:
+    def connect(self, wanted: Callable[[], dict[str, TaskSpec]]) -> None:
         """Set the function that returns the specifications of all wanted tasks."""
         self._wanted = wanted
 
@@ -73,7 +73,7 @@ class ExclusiveCpus(TaskStage):
         """Load the CPUs that an earlier agent gave to tasks, and keep other tasks off them."""
         given = {r.task_id: tuple(r.own_cpus) for r in records if r.own_cpus}
         self._claims |= given
-        self._held |= given
+        self._reserved |= given
 
     async def refresh(self) -> None:
         """Read the cores that tasks may use now; the host profile can change them."""
@@ -96,7 +96,7 @@ class ExclusiveCpus(TaskStage):
             return sharing_refusal(self._cores, self._own(others), spec.resources.cpus)
         if not cpuset:
             return f"resources.exclusive_cpus {count}: its kernel has no cpuset controller"
-        return refusal(self._cores, self._taken(others), count, self._claims.get(task_id, ()))
+        return refusal(self._cores, self._cpus_in_use(others), count, self._claims.get(task_id, ()))
 
     def choose(self, task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec]) -> list[int]:
         """Choose CPUs for an admitted task, and remember them as its own.
@@ -104,16 +104,16 @@ class ExclusiveCpus(TaskStage):
         A task that no longer requests any keeps its CPUs until its unit is gone.
         """
         had, count = self._claims.get(task_id, ()), spec.resources.exclusive_cpus
-        if count and not (had and still_good(self._cores, had, count)):
-            taken = self._taken(others)
+        if count and not (had and is_still_valid(self._cores, had, count)):
+            taken = self._cpus_in_use(others)
             busy = taken.own | taken.pinned
-            leaving = {c for task, own in self._held.items() if task != task_id for c in own}
-            found = chosen(self._cores, busy | leaving, count, had)
-            self._claims[task_id] = found or chosen(self._cores, busy, count, had)
+            leaving = {c for task, own in self._reserved.items() if task != task_id for c in own}
+            cpus = choose_cpus(self._cores, busy | leaving, count, had)
+            self._claims[task_id] = cpus or choose_cpus(self._cores, busy, count, had)
         return list(self._claims.get(task_id, ()))
 
-    def _taken(self, others: Mapping[str, TaskSpec]) -> Taken:
-        return Taken(
+    def _cpus_in_use(self, others: Mapping[str, TaskSpec]) -> CpusInUse:
+        return CpusInUse(
             own=self._own(others),
             pinned=frozenset(cpu for spec in others.values() for cpu in spec.resources.cpus),
             sharing=sum(not spec.resources.exclusive_cpus for spec in others.values()),
@@ -130,36 +130,36 @@ class ExclusiveCpus(TaskStage):
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
         """Return the task with its own CPUs, once no other task can run there; see `confirm`."""
-        return replace(task, own_cpus=await self._hold(task.task_id, task.spec))
+        return replace(task, own_cpus=await self._claim(task.task_id, task.spec))
 
     resize = ensure  # until `confirm` the task also keeps its former CPUs
 
-    async def _hold(self, task_id: str, spec: TaskSpec) -> list[int]:
+    async def _claim(self, task_id: str, spec: TaskSpec) -> list[int]:
         """Return the task's own CPUs once no other task can run there; see `confirm`.
 
         Raises `HostError` if they are not free now, or other tasks may still use them.
         """
         name = slice_for(spec)
-        settled = not self._has_changed_slices or (name in self._set and self._room)
-        if is_shared_slice(name) and task_id not in self._claims and settled:
+        is_settled = not self._has_changed_slices or (name in self._set and self._room)
+        if is_shared_slice(name) and task_id not in self._claims and is_settled:
             return []
         async with self._lock:
             await self.refresh()
             if not spec.resources.exclusive_cpus:
                 self._claims.pop(task_id, None)
-                self._held.pop(task_id, None)
+                self._reserved.pop(task_id, None)
                 await self._apply()
-                if not shared(self._cores, self._all_held()):
+                if not shared_cpus(self._cores, self._all_reserved()):
                     raise HostError("it waits for a CPU: all are still exclusive to other tasks")
                 return []
             others = {t: other for t, other in self._wanted().items() if t != task_id}
             own = tuple(self.choose(task_id, spec, others))
             if not own:
                 raise HostError(self.refusal(task_id, spec, others, cpuset=True))
-            for other, cpus in self._held.items():
+            for other, cpus in self._reserved.items():
                 if other != task_id and set(own) & set(cpus):
                     raise HostError(f"task {other} has not released CPUs {listed(own)} yet")
-            self._held[task_id] = tuple(sorted({*own, *self._held.get(task_id, ())}))
+            self._reserved[task_id] = tuple(sorted({*own, *self._reserved.get(task_id, ())}))
             await self._apply()
             return list(own)
 
@@ -167,14 +167,14 @@ class ExclusiveCpus(TaskStage):
         """Release a task's former CPUs, now that its unit runs on the new ones only."""
         async with self._lock:
             own = self._claims.get(task_id, ())
-            if self._held.get(task_id, own) != own:
-                self._held[task_id] = own
+            if self._reserved.get(task_id, own) != own:
+                self._reserved[task_id] = own
                 await self._apply()
 
     async def ended(self, task_id: str) -> None:
         """Allow other tasks on the CPUs of an ended task; the claim on them stays."""
         async with self._lock:
-            if self._held.pop(task_id, None) is not None:
+            if self._reserved.pop(task_id, None) is not None:
                 await self._apply()
 
     def forget(self, task_id: str) -> None:
@@ -183,33 +183,33 @@ class ExclusiveCpus(TaskStage):
 
     def all_cpus(self) -> tuple[int, ...]:
         """Return all CPUs of the machine at the last `refresh`."""
-        return tuple(sorted(online(self._cores)))
+        return tuple(sorted(online_cpus(self._cores)))
 
-    def _all_held(self) -> frozenset[int]:
-        return frozenset(cpu for cpus in self._held.values() for cpu in cpus)
+    def _all_reserved(self) -> frozenset[int]:
+        return frozenset(cpu for cpus in self._reserved.values() for cpu in cpus)
 
     async def _apply(self) -> None:
-        """Keep the slices of tasks that share CPUs off held CPUs, and allow them the rest.
+        """Keep the slices of tasks that share CPUs off reserved CPUs, and allow them the rest.
 
         A list of all CPUs removes the limit; an empty list is accepted by systemd but has no
         effect.
         """
-        held = self._all_held()
-        self._room = bool(shared(self._cores, held))
+        reserved = self._all_reserved()
+        self._room = bool(shared_cpus(self._cores, reserved))
         if not self._has_changed_slices:
             await self._lanes.run("usage", self._mark.touch)
             self._has_changed_slices = True
-        found = await self._lanes.run("usage", self._slices)
+        slices = await self._lanes.run("usage", self._slices)
         if not self._room:
-            return self._require_empty(found)
-        allowed = tuple(sorted(online(self._cores) - held))
+            return self._require_empty(slices)
+        allowed = tuple(sorted(online_cpus(self._cores) - reserved))
         soon = {slice_for(spec) for spec in self._wanted().values()}
-        for name in sorted({*found, *self._set, *filter(is_shared_slice, soon)}):
+        for name in sorted({*slices, *self._set, *filter(is_shared_slice, soon)}):
             if self._set.get(name) != allowed:
                 await self._units.limit(name, {"AllowedCPUs": allowed})
                 self._set[name] = allowed
         for name, (effective, _) in (await self._lanes.run("usage", self._slices)).items():
-            if both := held.intersection(effective):
+            if both := reserved.intersection(effective):
                 self._set.pop(name, None)
                 raise HostError(f"{name} may still use CPUs {listed(both)}")
         return None
@@ -221,9 +221,9 @@ class ExclusiveCpus(TaskStage):
 
     def _slices(self) -> dict[str, tuple[tuple[int, ...], bool]]:
         """Return the CPUs of each slice with sharing tasks, and whether it has processes."""
-        found = {}
+        slices = {}
         for name in filter(is_shared_slice, self._cgroups.children(TASKS_SLICE)):
             values = self._cgroups.values(f"{TASKS_SLICE}/{name}", [_EFFECTIVE, "cgroup.events"])
             populated = "populated 1" in values.get("cgroup.events", "")
-            found[name] = (numbers(values.get(_EFFECTIVE, "")), populated)
-        return found
+            slices[name] = (numbers(values.get(_EFFECTIVE, "")), populated)
+        return slices

@@ -13,7 +13,14 @@ from pathlib import PurePosixPath
 
 from agent.api import TaskSpec
 from agent.machine import Cgroups
-from agent.resources.core.huge_pages import bounded_unit, bounds, command, lifted, none_of, refusal
+from agent.resources.core.huge_pages import (
+    bounds,
+    command,
+    refusal,
+    unlimited,
+    with_page_limits,
+    zero_limits,
+)
 from agent.runtime.core.records import TaskRecord, has_huge_pages
 from agent.runtime.core.slices import TASKS_SLICE, cgroup_of, is_without_pages, slice_for
 from agent.runtime.offload import Lanes
@@ -49,7 +56,7 @@ class HugePages(TaskStage):
         self._is_over: Callable[[str], bool] = lambda _: False
         self._lock = asyncio.Lock()
 
-    def follow(
+    def connect(
         self, wanted: Callable[[], dict[str, TaskSpec]], is_over: Callable[[str], bool]
     ) -> None:
         """Set the functions that return the specifications of all wanted tasks, and whether a task
@@ -75,7 +82,7 @@ class HugePages(TaskStage):
 
     def properties(self, task: TaskRecord, unit: dict[str, object]) -> dict[str, object]:
         """Return the unit with a first step that sets the limits of its pages."""
-        return bounded_unit(unit, self.values(task.spec))
+        return with_page_limits(unit, self.values(task.spec))
 
     def values(self, spec: TaskSpec) -> dict[str, str]:
         """Return the required values of a task's cgroup files; empty for a task without pages."""
@@ -84,8 +91,8 @@ class HugePages(TaskStage):
     async def ensure(self, task: TaskRecord) -> TaskRecord:
         """Before a task starts, keep all other tasks off the requested pages.
 
-        Raises `HostError` if the machine no longer has enough pages, for instance after a boot, or
-        if other tasks cannot be limited, for instance because they use some.
+        Raises `HostError` if the machine no longer has enough pages, for instance after a boot.
+        Raises it also if other tasks cannot be limited, for instance because they use some.
         """
         if not self._has_no_limits or self._is_requested():
             async with self._lock:
@@ -101,7 +108,7 @@ class HugePages(TaskStage):
         if why := self.refusal(spec, others):
             raise HostError(why)
         self._has_no_limits = False
-        values = none_of(self._pools)
+        values = zero_limits(self._pools)
         slices = await self._slices()
         soon = {slice_for(s) for s in (spec, *wanted.values())} - slices.keys()
         for name in sorted(filter(is_without_pages, soon)):
@@ -129,7 +136,7 @@ class HugePages(TaskStage):
 
     async def _remove_limits(self) -> None:
         self.refresh()
-        values = lifted(self._pools)
+        values = unlimited(self._pools)
         for name, read in (await self._slices()).items():
             if read and read != values:
                 await self._write(command(f"{TASKS_SLICE}/{name}", values))
@@ -159,7 +166,7 @@ class HugePages(TaskStage):
     async def _slices(self) -> dict[str, dict[str, str]]:
         """Return the limits of each slice whose tasks have no pages, by its name."""
         names = await self._lanes.run("usage", self._cgroups.children, TASKS_SLICE)
-        files = none_of(self._pools)
+        files = zero_limits(self._pools)
         return {n: await self._read(n, files) for n in names if is_without_pages(n)}
 
     async def _read(self, name: str, files: Mapping[str, str]) -> dict[str, str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from agent.machine import Cgroups
-from agent.resources.core.exclusive_cpus import allowed_cpus, own_values
+from agent.resources.core.exclusive_cpus import allowed_cpus, exclusive_cpu_values
 from agent.resources.core.limits import (
     kernel_values,
-    lacking,
     live_properties,
+    missing_files,
     not_in_force,
     on_devices,
 )
@@ -51,13 +51,13 @@ class TaskLimits(TaskStage):
         properties |= allowed_cpus(task.own_cpus, task.resources, spec, all_cpus)
         await self._units.limit(unit_of(task.task_id), properties)
         await self._pages.limit(task.task_id, spec)
-        proved = own_values(task.own_cpus) | self._pages.values(spec)
+        proved = exclusive_cpu_values(task.own_cpus) | self._pages.values(spec)
         wanted, group = (
             kernel_values(spec, self._page_bytes) | proved,
             cgroup_of(task.task_id, spec),
         )
         read = await self._lanes.run("usage", self._cgroups.values, group, list(wanted))
-        if wrong := not_in_force(wanted, read) or lacking(proved, read):
+        if wrong := not_in_force(wanted, read) or missing_files(proved, read):
             raise HostError(f"the limits of task {task.task_id} are not in force: {wrong}")
         await self._cpus.confirm(task.task_id)
         return task

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from wire.errors import ConfigError
 
-_STEPS = ("prepare", "start", "stop", "remove-root", "forget")
+_TASK_STEPS = ("prepare", "start", "stop", "remove-root", "forget")
 """Steps of a task (`tasks.core.lifecycle.Action`), each with a point before it and one after it."""
 POINTS = (
     "task.recorded",
-    *(f"{step}.{moment}" for step in _STEPS for moment in ("decided", "done")),
+    *(f"{step}.{moment}" for step in _TASK_STEPS for moment in ("decided", "done")),
     "image.stored",
     "image.unpacked",
     "image.synced",
@@ -61,7 +61,7 @@ _armed = _Armed()
 
 
 def arm(name: str, die: Callable[[], None] = _end) -> None:
-    """Arm this point: `passed` calls `die` there. An empty name disarms."""
+    """Arm this point: `crash_point` calls `die` there. An empty name disarms."""
     if name and name not in POINTS:
         raise ConfigError(f"there is no crash point {name!r}", hint=", ".join(POINTS))
     _armed.name, _armed.die = name, die
@@ -73,7 +73,7 @@ def arm_from_environment(allowed: bool) -> None:
         arm(name)
 
 
-def passed(name: str) -> None:
+def crash_point(name: str) -> None:
     """End the process if this point is armed."""
     if _armed.name == name:
         _armed.die()

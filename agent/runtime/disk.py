@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import os
@@ -10,7 +9,7 @@ import re
 from pathlib import Path
 
 from agent.runtime.events import HostEvents
-from agent.runtime.offload import Lanes
+from agent.runtime.offload import Lanes, PatientCall
 from agent.runtime.poll_timers import pause
 from agent.runtime.reserve import Reserve
 from wire.units import about_size
@@ -37,10 +36,9 @@ class StateDisk:
         """Report problems to `events`; keep `reserve` filled while there is space."""
         self._state = state
         self._reserve = reserve
-        self._lanes = lanes
+        self._reading = PatientCall(lanes, "disk", lambda: _problem(state))
+        self._filling = PatientCall(lanes, "journal", reserve.fill)
         self._events = events
-        self._reading: asyncio.Future[str] | None = None
-        """The reading of the file system that has not returned yet."""
         self.is_hung = False
         """Whether the file system did not answer the last check."""
         self.problem = ""
@@ -53,17 +51,13 @@ class StateDisk:
         read in a thread. If it does not answer within `ANSWER_S`, that is the problem until it
         does. No other reading begins before that.
         """
-        if self._reading is None:
-            reading = self._lanes.run("disk", _problem, self._state)
-            self._reading = asyncio.ensure_future(reading)
-        await asyncio.wait({self._reading}, timeout=ANSWER_S)
-        self.is_hung = not self._reading.done()
-        if not self.is_hung:
-            found, self._reading = self._reading.result(), None
-        else:
-            found = f"the file system of {self._state} does not answer: changes wait for it"
-        before, self.problem = self.problem, found
-        if _kind(self.problem) == _kind(before):
+        try:
+            problem, self.is_hung = await self._reading.within(ANSWER_S), False
+        except TimeoutError:
+            problem = f"the file system of {self._state} does not answer: changes wait for it"
+            self.is_hung = True
+        before, self.problem = self.problem, problem
+        if _without_sizes(self.problem) == _without_sizes(before):
             return
         if self.problem:
             log.error("the agent's disk has a problem", extra={"why": self.problem})
@@ -80,31 +74,33 @@ class StateDisk:
                     await self._fill()
                 await pause(CHECK_S)
         finally:
-            if self._reading is not None:
-                self._reading.cancel()
+            self._reading.cancel()
+            self._filling.cancel()
 
     async def _fill(self) -> None:
-        """Fill the reserve, unless the disk has a problem."""
+        """Fill the reserve, unless the disk has a problem. A disk that hangs delays no check."""
         if self.problem:
             return
         try:
-            await self._lanes.run("journal", self._reserve.fill)
+            await self._filling.within(ANSWER_S)
+        except TimeoutError:
+            return
         except OSError as e:
             log.warning("cannot reserve space for records", extra={"why": str(e)})
 
 
-def _kind(problem: str) -> str:
+def _without_sizes(problem: str) -> str:
     return re.sub(r"[0-9.]+[A-Za-z]+ left", "left", problem)
 
 
 def _problem(state: Path) -> str:
     try:
-        found = os.statvfs(state)
+        stats = os.statvfs(state)
     except OSError as e:
         return f"the file system of {state} cannot be read: {e.strerror}"
-    if found.f_flag & os.ST_RDONLY:
+    if stats.f_flag & os.ST_RDONLY:
         return f"the file system of {state} is read-only: tasks continue to run, but changes fail"
-    free = found.f_bavail * found.f_frsize
+    free = stats.f_bavail * stats.f_frsize
     if free < FREE_RESERVE_BYTES:
         return (
             f"the file system of {state} has {about_size(free)} left: images are "

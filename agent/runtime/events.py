@@ -8,7 +8,7 @@ from collections import deque
 
 from agent.api import Event, Events, TaskStatus
 from agent.api.ranges import ID_MAX, bounded
-from agent.runtime.units import woken
+from agent.runtime.units import wait_woken
 
 KEPT = 4096
 """Number of events in memory; a reader that falls further behind has to list all tasks again."""
@@ -24,7 +24,7 @@ class HostEvents:
     def __init__(self, boot_id: str) -> None:
         self._latest = int(time.time() * 1000)
         self._events: deque[Event] = deque(maxlen=KEPT)
-        self._grew = asyncio.Event()
+        self._added = asyncio.Event()
         self._boot_id = boot_id
         self._closed = False
 
@@ -36,7 +36,7 @@ class HostEvents:
     def close(self) -> None:
         """Wake all waiting readers, because the agent is about to end."""
         self._closed = True
-        self._grew.set()
+        self._added.set()
 
     def add(self, kind: str, object_: str, message: str, task: TaskStatus | None = None) -> None:
         """Append an event and wake the readers."""
@@ -51,14 +51,14 @@ class HostEvents:
                 task=task,
             )
         )
-        self._grew.set()
-        self._grew = asyncio.Event()
+        self._added.set()
+        self._added = asyncio.Event()
 
     async def after(self, sequence: int, wait_s: float) -> Events:
         """Return the events after `sequence`, waiting up to `wait_s` for the first."""
         lost = self._lost(sequence)
         if not (lost or self._closed) and sequence >= self._latest and wait_s > 0:
-            await woken(self._grew, wait_s)
+            await wait_woken(self._added, wait_s)
             lost = self._lost(sequence)
         events = [] if lost else [e for e in self._events if e.sequence > sequence]
         return Events(events=events, latest=self._latest, lost=lost, boot_id=self._boot_id)

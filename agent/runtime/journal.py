@@ -157,8 +157,8 @@ class Journal:
         `HostError` if the folder cannot be listed and there are no copies: an agent without any
         record would remove the units and roots of all tasks.
         """
-        found = Replay()
-        self._recognise()
+        result = Replay()
+        self._check_name()
         paths = self._paths()
         for unfinished in (p for p in paths if p.name.startswith(".") and p.suffix == ".new"):
             _remove(unfinished)
@@ -169,18 +169,18 @@ class Journal:
                 if record.task_id != task_id:
                     raise ValueError(f"it is the record of task {record.task_id}")
             except (ValueError, RecursionError, OSError) as e:
-                found.unreadable[task_id] = str(e)
+                result.unreadable[task_id] = str(e)
                 continue
             if self._find_copy(task_id) != data:
                 self._copy(task_id, data)
             if isinstance(record, TaskRecord):
-                found.tasks[task_id] = record
+                result.tasks[task_id] = record
             else:
-                found.tombstones[task_id] = record
-        self._read_copies(found)
-        return found
+                result.tombstones[task_id] = record
+        self._read_copies(result)
+        return result
 
-    def _recognise(self) -> None:
+    def _check_name(self) -> None:
         """Raise `HostError` if this is not the journal that was used earlier in this boot.
 
         If its file system is not mounted, the folder is empty. An agent with an empty journal would
@@ -218,13 +218,13 @@ class Journal:
             log.error("the records cannot be read; their copies are used", extra=extra)
             return []
 
-    def _read_copies(self, found: Replay) -> None:
+    def _read_copies(self, replay: Replay) -> None:
         """Read the copies of missing or unreadable records; remove copies without a task."""
         if self._copies is None:
             return
         for path in sorted(self._copies.glob("*.json")):
             task_id = path.stem
-            if task_id in found.tasks or task_id in found.tombstones:
+            if task_id in replay.tasks or task_id in replay.tombstones:
                 continue
             try:
                 record = _decode(path.read_bytes())
@@ -233,7 +233,7 @@ class Journal:
                 log.warning("the copy of a record cannot be read", extra=extra)
                 continue
             if isinstance(record, TaskRecord) and record.task_id == task_id:
-                found.copies[task_id] = record
+                replay.copies[task_id] = record
             else:
                 _remove(path)
 

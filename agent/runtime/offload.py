@@ -11,7 +11,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,28 +42,28 @@ class _Lane:
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:
             if not item.future.cancelled():
-                _make(item)
+                _run_call(item)
             del item  # else it would stay in memory until the next call
 
 
-def _make(item: _Call) -> None:
-    found, error = None, None
+def _run_call(item: _Call) -> None:
+    result, error = None, None
     try:
-        found = item.call()
+        result = item.call()
     except BaseException as e:  # raised again in the waiting caller
         error = e
     try:
-        item.loop.call_soon_threadsafe(_deliver, item.future, found, error)
+        item.loop.call_soon_threadsafe(_deliver, item.future, result, error)
     except RuntimeError:
         if not item.loop.is_closed():
             raise
 
 
-def _deliver(future: asyncio.Future[Any], found: object, error: BaseException | None) -> None:
+def _deliver(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
     if future.cancelled():
         return
     if error is None:
-        future.set_result(found)
+        future.set_result(result)
     else:
         future.set_exception(error)
 
@@ -80,12 +80,12 @@ class Lanes:
         A call that has started runs to its end, even if the waiting task is cancelled. A call that
         has not started by then is skipped.
         """
-        found = self._lanes.get(lane)
-        if found is None:
-            found = self._lanes[lane] = _Lane(lane)
+        thread = self._lanes.get(lane)
+        if thread is None:
+            thread = self._lanes[lane] = _Lane(lane)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        found.put(_Call(loop, future, lambda: call(*args, **kwargs)))
+        thread.put(_Call(loop, future, lambda: call(*args, **kwargs)))
         return await future
 
     def close(self) -> None:
@@ -93,3 +93,33 @@ class Lanes:
         for lane in self._lanes.values():
             lane.end()
         self._lanes.clear()
+
+
+class PatientCall(Generic[T]):
+    """A call in a lane for which callers wait only a limited time; it never runs twice at once."""
+
+    def __init__(self, lanes: Lanes, lane: str, call: Callable[[], T]) -> None:
+        self._lanes, self._lane, self._call = lanes, lane, call
+        self._running: asyncio.Future[T] | None = None
+        """The call that has not returned yet, or whose result no caller has received."""
+
+    async def within(self, timeout_s: float) -> T:
+        """Return the result of the call; raise `TimeoutError` if that takes longer.
+
+        A call that still runs is awaited by the next caller, and not made again before it returns.
+        """
+        running = self._running
+        if running is None:
+            running = asyncio.ensure_future(self._lanes.run(self._lane, self._call))
+            self._running = running
+        await asyncio.wait({running}, timeout=timeout_s)
+        if not running.done():
+            raise TimeoutError
+        if self._running is running:
+            self._running = None
+        return running.result()
+
+    def cancel(self) -> None:
+        """Stop waiting for the call; it still runs to its end."""
+        if self._running is not None:
+            self._running.cancel()

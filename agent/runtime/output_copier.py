@@ -18,7 +18,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from agent.machine.notify import all_kept, keep_descriptor, let_go, notify
+from agent.machine.notify import all_stored, drop_descriptor, notify, store_descriptor
 from agent.runtime.core.output_lines import DROPPED, OutputLines, entry
 
 FOLDER = Path("/run/twine/output")
@@ -140,19 +140,19 @@ class OutputPipe:
         except BlockingIOError:
             return True
         if not data:
-            self.pass_rest(now)
+            self.send_rest(now)
             self._fields = b""  # later output belongs to another run of the task
             return False
-        self._pass(self._lines.take(data, now), now)
+        self._send(self._lines.add(data, now), now)
         return True
 
-    def pass_rest(self, now: float) -> None:
+    def send_rest(self, now: float) -> None:
         """Send the output after the last complete line."""
-        self._pass(self._lines.end(now), now)
+        self._send(self._lines.end(now), now)
 
-    def _pass(self, lines: list[bytes], now: float) -> None:
+    def _send(self, lines: list[bytes], now: float) -> None:
         if lines:
-            fields = self._of_run()
+            fields = self._run_fields()
             self.journal.send(self, [entry(fields, line) for line in lines], now)
 
     def open_again(self) -> None:
@@ -181,12 +181,12 @@ class OutputPipe:
         if self.lost:
             parts.append(f"Lost {self.lost} lines: the journal did not accept any for 10 s")
         number = self._suppressed + self.lost
-        fields = self._of_run() + f"MESSAGE_ID={DROPPED}\nN_DROPPED={number}\n".encode()
+        fields = self._run_fields() + f"MESSAGE_ID={DROPPED}\nN_DROPPED={number}\n".encode()
         if self.journal.send_one(entry(fields, "; ".join(parts).encode())):
             self.lost = self._counted_lost = self._suppressed = 0
         return more, lost
 
-    def _of_run(self) -> bytes:
+    def _run_fields(self) -> bytes:
         if not self._fields:
             fields = {
                 "PRIORITY": "6",
@@ -206,7 +206,7 @@ class OutputCopier:
         self._folder, self._journal, self._units = folder, journal, units
         self._pipes: dict[int, OutputPipe] = {}
         self._journals: dict[str, JournalSocket] = {}
-        self._held: list[OutputPipe] = []
+        self._paused: list[OutputPipe] = []
         """Pipes that are not read at present because their journal is full."""
         self._poll = select.poll()
         self._next_scan = self._next_report = 0.0
@@ -223,7 +223,7 @@ class OutputCopier:
             entitlement, _, rest = name.partition("/")
             self._add(self._folder / entitlement / rest.rpartition("/")[0], fd)
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Wait for output, and copy one chunk of each task that has some."""
         full = [j.fileno() for j in self._journals.values() if j.is_full() and j.fileno() >= 0]
         for fd in full:  # writable again once journald has read some entries
@@ -241,21 +241,21 @@ class OutputCopier:
             self._report(now)
 
     def wake(self) -> None:
-        """Wake a waiting `turn`, as a byte from the agent does."""
+        """Wake a waiting `run_once`, as a byte from the agent does."""
         with contextlib.suppress(BlockingIOError):
             self._wake.sendto(b"x", str(self._folder / WAKE))
 
     def close(self) -> None:
         """Send incomplete lines and close all pipes; the rest of a line becomes its own entry."""
         for pipe in self._pipes.values():
-            pipe.pass_rest(time.monotonic())
+            pipe.send_rest(time.monotonic())
             os.close(pipe.fd)
         for journal in self._journals.values():
             journal.close()
         self._wake.close()
 
     def _wait_s(self, now: float) -> float:
-        if self._held or any(journal.is_full() for journal in self._journals.values()):
+        if self._paused or any(journal.is_full() for journal in self._journals.values()):
             return RETRY_S
         until = min(self._next_scan, self._next_report if self._unreported else self._next_scan)
         return max(0.0, until - now)
@@ -266,12 +266,12 @@ class OutputCopier:
             while self._wake.recv(16):
                 pass
         self._next_scan = now + SCAN_S
-        have = {pipe.inode for pipe in self._pipes.values()}
+        known = {pipe.inode for pipe in self._pipes.values()}
         for path in self._folder.glob("*/*"):
             with contextlib.suppress(OSError):
-                if path.is_fifo() and path.stat().st_ino not in have:
+                if path.is_fifo() and path.stat().st_ino not in known:
                     pipe = self._add(path, os.open(path, _READ))
-                    keep_descriptor(pipe.name, pipe.fd)
+                    store_descriptor(pipe.name, pipe.fd)
         for pipe in [p for p in self._pipes.values() if not p.is_linked()]:
             self._read(pipe, now)
 
@@ -284,8 +284,8 @@ class OutputCopier:
 
     def _read(self, pipe: OutputPipe, now: float) -> None:
         if pipe.journal.is_full():
-            if pipe not in self._held:
-                self._held.append(pipe)
+            if pipe not in self._paused:
+                self._paused.append(pipe)
                 self._poll.unregister(pipe.fd)
             return
         is_open = pipe.copy(now)
@@ -299,9 +299,9 @@ class OutputCopier:
             self._pipes[pipe.fd] = pipe
             self._poll.register(pipe.fd, select.POLLIN)
             return
-        self._count(pipe, now + SCAN_S)
+        self._add_totals(pipe, now + SCAN_S)
         os.close(pipe.fd)
-        let_go(pipe.name)
+        drop_descriptor(pipe.name)
 
     def _resume(self, now: float) -> None:
         """Send to full journals again, and read the pipes of those that have room."""
@@ -310,18 +310,18 @@ class OutputCopier:
             journal.flush(now)
         if full:
             self._unreported |= any(pipe.lost for pipe in self._pipes.values())
-        for pipe in [p for p in self._held if not p.journal.is_full()]:
-            self._held.remove(pipe)
+        for pipe in [p for p in self._paused if not p.journal.is_full()]:
+            self._paused.remove(pipe)
             self._poll.register(pipe.fd, select.POLLIN)
 
     def _report(self, now: float) -> None:
         self._next_report = now + REPORT_S
         for pipe in self._pipes.values():
             if pipe.has_unreported():
-                self._count(pipe, now)
+                self._add_totals(pipe, now)
         self._unreported = any(pipe.has_unreported() for pipe in self._pipes.values())
 
-    def _count(self, pipe: OutputPipe, now: float) -> None:
+    def _add_totals(self, pipe: OutputPipe, now: float) -> None:
         before = list(self.totals)
         self.totals = [a + b for a, b in zip(self.totals, pipe.report_missing(now), strict=True)]
         if self.totals != before:
@@ -335,7 +335,7 @@ def main() -> None:
     """Copy until the service is stopped."""
     FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
     copier = OutputCopier(FOLDER)
-    copier.adopt(all_kept())
+    copier.adopt(all_stored())
     ended: list[int] = []
 
     def end(number: int, _: object) -> None:
@@ -345,7 +345,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, end)
     notify("READY=1")
     while not ended:
-        copier.turn()
+        copier.run_once()
     copier.close()
 
 

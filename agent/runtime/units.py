@@ -127,14 +127,14 @@ class Units:
                 state = await self.find(unit)
                 if state is None or state.active == "failed" or state.sub == "exited":
                     return state
-                if state.sub == "dead" and _has_run(state):  # else its start is still queued
+                if state.sub == "dead" and _has_ended(state):  # else its start is still queued
                     return state
                 if state.sub == "running" and not reported:
                     running()
                     reported = True
                 if not reported and loop.time() > late:
                     raise SystemdError(f"{unit} did not start within {start_s:g} s")
-                await woken(waker, 2.0)
+                await wait_woken(waker, 2.0)
 
     async def limit(self, unit: str, properties: Mapping[str, object]) -> None:
         """Change properties of a running unit."""
@@ -164,7 +164,7 @@ class Units:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._start_after_earlier(unit, properties, waker)
-                    end = await self._ended(unit, waker)
+                    end = await self._wait_ended(unit, waker)
             except TimeoutError as e:
                 await self.stop(unit)
                 raise SystemdError(f"{unit} did not end within {timeout_s:g} s") from e
@@ -179,7 +179,7 @@ class Units:
         with self.changes(unit, waker):
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._ended(unit, waker)
+                    await self._wait_ended(unit, waker)
             except TimeoutError as e:
                 raise SystemdError(f"{unit} did not end within {timeout_s:g} s") from e
         await self.stop(unit)
@@ -190,7 +190,7 @@ class Units:
         with self.changes(unit, waker):
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._cleared(unit, waker)
+                    await self._wait_cleared(unit, waker)
             except TimeoutError as e:
                 raise SystemdError(f"{unit} still exists after {timeout_s:g} s") from e
 
@@ -201,28 +201,28 @@ class Units:
             try:
                 return await self.start(unit, properties)
             except Conflict:
-                await self._ended(unit, waker)
-                await self._cleared(unit, waker)
+                await self._wait_ended(unit, waker)
+                await self._wait_cleared(unit, waker)
 
-    async def _cleared(self, unit: str, waker: asyncio.Event) -> None:
+    async def _wait_cleared(self, unit: str, waker: asyncio.Event) -> None:
         while True:
             waker.clear()
             if await self.find(unit) is None:
                 return
             await self.stop(unit)
-            await woken(waker, 0.5)
+            await wait_woken(waker, 0.5)
 
-    async def _ended(self, unit: str, waker: asyncio.Event) -> UnitState | None:
+    async def _wait_ended(self, unit: str, waker: asyncio.Event) -> UnitState | None:
         """Wait for the end of a unit; return how it ended, None if it is gone."""
         while True:
             waker.clear()
             state = await self.find(unit)
             if state is None or state.active == "failed" or state.sub == "exited":
                 return state
-            await woken(waker, 2.0)
+            await wait_woken(waker, 2.0)
 
 
-def _has_run(state: UnitState) -> bool:
+def _has_ended(state: UnitState) -> bool:
     """Return whether the command of a unit has ended.
 
     Its invocation id does not show that: it is read after the state, and the unit may have been
@@ -231,7 +231,7 @@ def _has_run(state: UnitState) -> bool:
     return state.exit_code is not None or state.exit_signal is not None
 
 
-async def woken(waker: asyncio.Event, timeout_s: float) -> None:
+async def wait_woken(waker: asyncio.Event, timeout_s: float) -> None:
     """Return when `waker` is set, after `timeout_s` at the latest."""
     try:
         async with asyncio.timeout(timeout_s):

@@ -5,27 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from agent.api import TaskSpec
-from agent.api.credentials import contradictions as odd_configuration
-from agent.api.network import contradiction as odd_network
-from agent.api.own_init import contradictions as odd_own_init
-from agent.api.resources import contradiction as odd_resources
+from agent.api.credentials import contradictions as configuration_contradictions
+from agent.api.network import contradiction as network_contradiction
+from agent.api.own_init import contradictions as own_init_contradictions
+from agent.api.resources import contradiction as resources_contradiction
 from agent.api.signing import SIGN_HINT, distrust
-from agent.api.volumes import contradiction as odd_volumes
+from agent.api.volumes import contradiction as volumes_contradiction
 from agent.images.core.image_run import as_run
 from agent.images.roots import INITS
 from agent.machine import HostHardware
-from agent.resources.core.limits import absent, cannot_be_kept, impossible
+from agent.resources.core.limits import (
+    hardware_refusal,
+    memory_protection_refusal,
+    resources_refusal,
+)
 from agent.runtime.core.records import has_own_init
 from agent.tasks.context import HostCapacity
-from agent.tasks.core.admission import too_big
-from agent.volumes.core.volumes import too_large
+from agent.tasks.core.admission import limits_refusal
+from agent.volumes.core.volumes import volumes_refusal
 from wire.errors import Unprocessable
 
-_LESS = "stop a task, or request less"
+_REQUEST_LESS_HINT = "stop a task, or request less"
 
 
 class TaskAdmission:
-    """Checks whether one more task fits on this host. Call `read_host` before `check`."""
+    """Checks whether one more task fits on this host. `read_host` must be called before `check`."""
 
     def __init__(
         self,
@@ -46,20 +50,20 @@ class TaskAdmission:
         self._cpus, self._nodes = hardware.cpu.online, hardware.cpu.numa_nodes
         self._cpuset = "cpuset" in hardware.cgroup_controllers
         self._taken_bytes = 0
-        """Memory in huge pages at the last `read_host`; it changes with the profile."""
+        """Memory in huge pages at the last `read_host`, in bytes; it changes with the profile."""
         self._disk_bytes = 0
-        """Size of the disk at the last `read_host`."""
+        """Size of the disk at the last `read_host`, in bytes."""
         self._disks: dict[str, str] = {}
         """Block device → the kernel's name for it, at the last `read_host`."""
 
     async def read_host(self, spec: TaskSpec) -> None:
         """Read how much this host has of the resources that a task requests."""
-        has = self._capacity
-        self._taken_bytes = has.pages.refresh()
+        capacity = self._capacity
+        self._taken_bytes = capacity.pages.refresh()
         if spec.resources.io:
-            self._disks = await has.lanes.run("usage", has.cgroups.disks)
+            self._disks = await capacity.lanes.run("usage", capacity.cgroups.disks)
         if spec.volumes:
-            self._disk_bytes = await has.lanes.run("btrfs", has.volumes.disk_bytes)
+            self._disk_bytes = await capacity.lanes.run("btrfs", capacity.volumes.disk_bytes)
 
     def check(self, task_id: str, spec: TaskSpec, attempt: str = "cannot run") -> None:
         """Raise `Unprocessable` with the first reason against a task; `attempt` begins the text."""
@@ -67,18 +71,18 @@ class TaskAdmission:
             if why:
                 raise Unprocessable(f"task {task_id} {attempt}: {why}", hint=hint)
 
-    def no_room(self, task_id: str, spec: TaskSpec) -> str:
+    def capacity_refusal(self, task_id: str, spec: TaskSpec) -> str:
         """Return why a task does not fit next to the tasks that are not over; empty if it fits.
 
         A task that is over holds no memory and no huge pages; its restart needs them again. It
         keeps its volumes and its own CPUs until it is removed (`is_over`), so they are not checked.
         """
-        here = {o: other for o, other in self._others(task_id).items() if not self._is_over(o)}
-        taken = sum(other.limits.memory_max_bytes for other in here.values())
+        admitted = {o: other for o, other in self._others(task_id).items() if not self._is_over(o)}
+        taken = sum(other.limits.memory_max_bytes for other in admitted.values())
         return (
-            cannot_be_kept(spec, here.values(), self._usable_bytes)
-            or self._capacity.pages.refusal(spec, here)
-            or too_big(spec, self._usable_bytes, self._cpus, taken)
+            memory_protection_refusal(spec, admitted.values(), self._usable_bytes)
+            or self._capacity.pages.refusal(spec, admitted)
+            or limits_refusal(spec, self._usable_bytes, self._cpus, taken)
         )
 
     @property
@@ -90,34 +94,39 @@ class TaskAdmission:
 
         A later check may rely on the earlier ones.
         """
-        has = self._capacity
+        capacity = self._capacity
         yield distrust(spec.image, spec.image_trust), SIGN_HINT
-        if not has.roots.has_image(spec.image):
+        if not capacity.roots.has_image(spec.image):
             yield f"image {spec.image} is not on this machine", "pull or put the image first"
-        against = odd_own_init(spec.relaxations, spec.command, spec.network, spec.resources)
-        yield "; ".join(f"{field}: {reason}" for field, reason in against), ""
-        against = odd_configuration(spec.configuration, spec.credentials)
-        yield "; ".join(f"{field}: {reason}" for field, reason in against), ""
+        contradictions = own_init_contradictions(
+            spec.relaxations, spec.command, spec.network, spec.resources
+        )
+        yield "; ".join(f"{field}: {reason}" for field, reason in contradictions), ""
+        contradictions = configuration_contradictions(spec.configuration, spec.credentials)
+        yield "; ".join(f"{field}: {reason}" for field, reason in contradictions), ""
         if has_own_init(spec):
-            yield has.no_containers(), "docs/agent.md lists the requirements of own-init"
-            if not has.roots.has_init(spec.image):
+            yield capacity.no_containers(), "docs/agent.md lists the requirements of own-init"
+            if not capacity.roots.has_init(spec.image):
                 why = f"no /{' and no /'.join(INITS)}"
                 yield (
                     f"image {spec.image} has no init that own-init could start: {why}",
                     "install systemd in the image, or leave out own-init",
                 )
-        elif not as_run(spec, has.roots.config(spec.image)).command:
+        elif not as_run(spec, capacity.roots.config(spec.image)).command:
             yield (
                 f"neither the task nor image {spec.image} has a command",
                 "give the program to run",
             )
-        yield odd_network(spec.network), ""
-        yield ": ".join(odd_volumes(spec.volumes, spec.limits.memory_max_bytes) or ()), ""
-        yield ": ".join(odd_resources(spec.resources, spec.limits.cpu_max_cores) or ()), ""
+        yield network_contradiction(spec.network), ""
+        yield ": ".join(volumes_contradiction(spec.volumes, spec.limits.memory_max_bytes) or ()), ""
+        yield (
+            ": ".join(resources_contradiction(spec.resources, spec.limits.cpu_max_cores) or ()),
+            "",
+        )
         specs = self._others(task_id)
         if spec.volumes:
-            yield too_large(task_id, spec, specs, self._disk_bytes), ""
-        yield absent(spec, self._nodes, self._disks), ""
-        yield impossible(spec, self._cpus, specs.values()), ""
-        yield has.cpus.refusal(task_id, spec, specs, self._cpuset), ""
-        yield self.no_room(task_id, spec), _LESS
+            yield volumes_refusal(task_id, spec, specs, self._disk_bytes), ""
+        yield hardware_refusal(spec, self._nodes, self._disks), ""
+        yield resources_refusal(spec, self._cpus, specs.values()), ""
+        yield capacity.cpus.refusal(task_id, spec, specs, self._cpuset), ""
+        yield self.capacity_refusal(task_id, spec), _REQUEST_LESS_HINT

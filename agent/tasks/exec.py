@@ -32,16 +32,16 @@ from wire.routes import decode_json
 from wire.server import Call
 
 PER_TASK, PER_HOST = 8, 32
-"""Maximum number of sessions. Each takes a unit, a terminal and up to four descriptors."""
+"""Maximum number of sessions of a task, and of the host. Each takes a unit, a terminal and up to
+four descriptors."""
 IDLE_S = 900.0
 """A session ends after this time without data in either direction."""
 LONGEST_S = 8 * 3600.0
 """Longest time that a command may run."""
 _START_S = 60.0
 _DRAIN_S = 0.25
-"""After the end of a command the agent stops reading once it got no output for this time, because
-another process may keep the pipe open. All output that was read is sent, even to a slow client.
-"""
+"""Seconds without output after which the agent stops reading, once the command has ended: another
+process may keep the pipe open. All output that was read is sent, even to a slow client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Sessions:
         """Create pipes below `folder`, which `tidy` empties first."""
         self._inside, self._units, self._folder = inside, units, folder
         self._idle_s = idle_s
-        self._of: Counter[str] = Counter()
+        self._sessions_of: Counter[str] = Counter()
 
     async def tidy(self) -> None:
         """Remove units and pipes of an earlier agent's sessions; their clients are disconnected."""
@@ -85,20 +85,20 @@ class Sessions:
 
     @contextmanager
     def _counted(self, task_id: str) -> Iterator[None]:
-        if self._of[task_id] >= PER_TASK or self._of.total() >= PER_HOST:
+        if self._sessions_of[task_id] >= PER_TASK or self._sessions_of.total() >= PER_HOST:
             raise Busy(
-                f"task {task_id} has {self._of[task_id]} sessions, and this host "
-                f"{self._of.total()}",
+                f"task {task_id} has {self._sessions_of[task_id]} sessions, and this host "
+                f"{self._sessions_of.total()}",
                 hint=(
                     f"end some of them: the maximum is {PER_TASK} for a task and {PER_HOST} "
                     "for a host"
                 ),
             )
-        self._of[task_id] += 1
+        self._sessions_of[task_id] += 1
         try:
             yield
         finally:
-            self._of[task_id] -= 1
+            self._sessions_of[task_id] -= 1
 
     async def talk(self, task: TaskRecord, request: SessionRequest, duplex: Duplex) -> None:
         """Run a command until it or the connection ends."""
@@ -125,7 +125,7 @@ class Sessions:
         try:
             await self._units.start(unit, self._inside.properties(task, unit, command))
             end = await session.run()
-            return end if isinstance(end, ExecEnd) else _end_of(end, task.spec)
+            return end if isinstance(end, ExecEnd) else _exec_end(end, task.spec)
         finally:
             streams.close()
             with contextlib.suppress(TwineError):
@@ -140,16 +140,16 @@ class _Session:
         self._idle_s = idle_s
         self._last_data_s = asyncio.get_running_loop().time()
         self._input, self._output = Inflow(), Outflow()
-        self._in_hand = 0
+        self._unsent = 0
         """Number of chunks of output that were read and not yet sent."""
 
     async def run(self) -> ExecEnd | UnitState:
         """Return how the command ended, or why the session ended before it."""
         receiving = asyncio.ensure_future(self._receive())
         sending = [asyncio.ensure_future(self._send_output(s)) for s in self._streams.outputs]
-        feeding = asyncio.ensure_future(self._feed())
-        ending = asyncio.ensure_future(self._ended())
-        idling = asyncio.ensure_future(self._idle())
+        feeding = asyncio.ensure_future(self._forward_input())
+        ending = asyncio.ensure_future(self._wait_for_end())
+        idling = asyncio.ensure_future(self._wait_until_idle())
         try:
             await asyncio.wait({receiving, ending, idling}, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
@@ -159,8 +159,8 @@ class _Session:
                 )
                 return ExecEnd(problem=Busy(f"the session was ended: {why}").problem())
             end = ending.result()
-            self._streams.opened()
-            await self._until_sent(sending, {receiving, idling})
+            self._streams.close_command_ends()
+            await self._drain(sending, {receiving, idling})
             return end
         finally:
             running = [receiving, feeding, ending, idling, *sending]
@@ -168,7 +168,7 @@ class _Session:
                 future.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _until_sent(
+    async def _drain(
         self, sending: Sequence[asyncio.Future[None]], over: set[asyncio.Future[None]]
     ) -> None:
         """Return once the client has all output of the command, or is gone."""
@@ -176,15 +176,15 @@ class _Session:
         while left and not any(future.done() for future in over):
             before = self._last_data_s
             _, left = await asyncio.wait(left, timeout=_DRAIN_S)
-            if not self._in_hand and self._last_data_s == before:
+            if not self._unsent and self._last_data_s == before:
                 return
 
     async def _receive(self) -> None:
         async for frame in self._duplex.frames():
             self._last_data_s = asyncio.get_running_loop().time()
-            await self._take(frame)
+            await self._handle_frame(frame)
 
-    async def _take(self, frame: Frame) -> None:
+    async def _handle_frame(self, frame: Frame) -> None:
         if isinstance(frame, bytes):
             if frame[:1] == bytes([STDIN]):
                 await self._input.put(frame[1:])
@@ -202,8 +202,8 @@ class _Session:
         if word.signal is not None:
             await self._units.kill(self._unit, word.signal)
 
-    async def _feed(self) -> None:
-        """Pass input to the command as it reads; report bytes read to a client that counts them."""
+    async def _forward_input(self) -> None:
+        """Pass input to the command as it reads; acknowledge it to a client that counts bytes."""
         while (data := await self._input.get()) is not None:
             await self._streams.write(data)
             total = self._input.took(len(data))
@@ -214,18 +214,20 @@ class _Session:
     async def _send_output(self, stream: int) -> None:
         while data := await self._streams.read(stream):
             self._last_data_s = asyncio.get_running_loop().time()
-            self._in_hand += 1
+            self._unsent += 1
             await self._output.room(len(data))
             await self._duplex.send(bytes([stream]) + data)
-            self._in_hand -= 1
+            self._unsent -= 1
 
-    async def _idle(self) -> None:
+    async def _wait_until_idle(self) -> None:
         clock = asyncio.get_running_loop().time
         while (left_s := self._last_data_s + self._idle_s - clock()) > 0:
             await asyncio.sleep(left_s)
 
-    async def _ended(self) -> UnitState:
-        end = await self._units.until_end(self._unit, self._streams.opened, start_s=_START_S)
+    async def _wait_for_end(self) -> UnitState:
+        end = await self._units.until_end(
+            self._unit, self._streams.close_command_ends, start_s=_START_S
+        )
         if end is None:
             raise Busy(
                 "the command has ended with its task, which was stopped, restarted or replaced",
@@ -235,7 +237,7 @@ class _Session:
         return end
 
 
-def _end_of(end: UnitState, spec: TaskSpec) -> ExecEnd:
+def _exec_end(end: UnitState, spec: TaskSpec) -> ExecEnd:
     if end.result == "timeout":
         return ExecEnd(problem=Busy(f"the command ran for {LONGEST_S:g} s and was ended").problem())
     if end.exit_code is None and end.exit_signal is None:

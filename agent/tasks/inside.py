@@ -18,23 +18,23 @@ from agent.tasks.core.inside import (
     step_properties,
     step_unit,
 )
-from agent.tasks.core.own_init import unstaging
+from agent.tasks.core.own_init import unmount_unit
 from agent.tasks.unit import UnitOfTask
 from wire.errors import StepFailed, SystemdError, TwineError
 
 _GRACE_S = 30.0
 """systemd ends a command at its timeout. After this additional time the host counts as hanging."""
-_UNSTAGED_S = 300.0
-"""Timeout of unmounting, which is fast unless the host is very busy."""
+_UNMOUNT_S = 300.0
+"""Timeout of the unmount command. It is fast unless the host is very busy."""
 
 
 class Inside:
     """Units of a task other than its main one."""
 
-    def __init__(self, units: Units, whole: UnitOfTask) -> None:
-        """`whole` returns the properties of a task's unit, from which these units are made."""
+    def __init__(self, units: Units, unit_of_task: UnitOfTask) -> None:
+        """These units are made from the properties of the task's unit."""
         self._units = units
-        self._whole = whole
+        self._unit_of_task = unit_of_task
 
     async def run_init_steps(self, task: TaskRecord, guard: dict[str, object]) -> None:
         """Run the init steps of a task in their order; raises `StepFailed` for the first failure.
@@ -43,7 +43,7 @@ class Inside:
         """
         unit = step_unit(task.task_id)
         for number, step in enumerate(task.spec.life.init, start=1):
-            properties = step_properties(self._whole(task) | guard, task.task_id, step)
+            properties = step_properties(self._unit_of_task(task) | guard, task.task_id, step)
             longest_s = START_TIMEOUT_S + step.timeout_s + _GRACE_S
             end = await self._units.run(unit, properties, timeout_s=longest_s)
             # The end of this unit removes mounts; it must not remove those of the next step.
@@ -52,29 +52,29 @@ class Inside:
                 of = f"{number} of {len(task.spec.life.init)}"
                 raise StepFailed(f"init step {step.name} ({of}) failed: {problem}")
 
-    async def end_steps(self, task_id: str) -> None:
+    async def stop_init_steps(self, task_id: str) -> None:
         """Stop a running init step; succeeds if there is none."""
         await self._units.clear(step_unit(task_id), timeout_s=_GRACE_S)
 
     async def remove_leftovers(self, task_id: str) -> None:
         """Remove leftover units of commands inside a task after the task ended.
 
-        They are ordered after the task's unit. So systemd keeps the task's unit loaded while a
-        failed one of them exists, and cannot start another unit of that name.
+        They are ordered after the task's unit. While a failed one exists, systemd keeps the task's
+        unit loaded and cannot start another unit of that name.
         """
         for left in await self._units.all(inside_unit(task_id, "*")):
             purpose = left.unit.removeprefix(f"twine-in-{task_id}.").removesuffix(".service")
             if "." not in purpose:  # else it belongs to another task with the same prefix
                 await self._units.clear(left.unit, timeout_s=_GRACE_S)
 
-    async def unstage(self, task: TaskRecord) -> None:
-        """Unmount what a task with its own init has mounted, if its unit could not.
+    async def unmount_container(self, task: TaskRecord) -> None:
+        """Remove the mounts of a task with its own init, if its unit could not.
 
         Raises `SystemdError`.
         """
         if has_own_init(task.spec):
-            whole, unit = self._whole(task), step_unit(task.task_id)
-            await self._units.run(unit, unstaging(whole, task.task_id), timeout_s=_UNSTAGED_S)
+            unmount = unmount_unit(self._unit_of_task(task), task.task_id)
+            await self._units.run(step_unit(task.task_id), unmount, timeout_s=_UNMOUNT_S)
 
     async def run(self, task: TaskRecord, purpose: str, command: InsideCommand) -> str:
         """Run a command inside a running task; return why it failed, empty if it succeeded."""
@@ -91,7 +91,7 @@ class Inside:
     def properties(self, task: TaskRecord, unit: str, command: InsideCommand) -> dict[str, object]:
         """Return the properties of the unit that runs a command inside a task."""
         cgroup = cgroup_of(task.task_id, task.spec)
-        return inside_properties(self._whole(task), task.task_id, cgroup, unit, command)
+        return inside_properties(self._unit_of_task(task), task.task_id, cgroup, unit, command)
 
     async def before_stop(self, task: TaskRecord) -> str:
         """Run the pre-stop hook of a task, if it has one; return why it failed."""

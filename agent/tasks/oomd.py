@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from agent.machine import Processes, UnitState
-from agent.tasks.core.lifecycle import SeenUnit
+from agent.tasks.core.lifecycle import ObservedUnit
 from agent.tasks.core.oomd import (
     end_log_command,
     kill_log_command,
@@ -16,14 +16,14 @@ from agent.tasks.core.oomd import (
     may_be_oomd,
     with_oomd_end,
 )
-from agent.tasks.unit import seen_unit
+from agent.tasks.unit import observed_unit
 from wire.errors import TwineError
 
 log = logging.getLogger(__name__)
 
 _SYNC = ("journalctl", "--sync")
 """Returns once journald has stored all earlier messages."""
-_PATIENCE_S = 10.0
+_JOURNAL_TIMEOUT_S = 10.0
 
 
 class Oomd:
@@ -32,16 +32,16 @@ class Oomd:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
 
-    async def seen(self, unit: UnitState, counted: str) -> SeenUnit:
-        """Return the state of a unit; the end of the invocation `counted` is already known."""
-        seen = seen_unit(unit)
-        if not may_be_oomd(seen) or seen.invocation_id == counted:
-            return seen
+    async def observed(self, unit: UnitState, counted_invocation: str) -> ObservedUnit:
+        """Return the state of a unit. The end of `counted_invocation` is already recorded."""
+        observed = observed_unit(unit)
+        if not may_be_oomd(observed) or observed.invocation_id == counted_invocation:
+            return observed
         return with_oomd_end(
-            seen, unit.unit, await self._read_log(end_log_command(seen, time.time()))
+            observed, unit.unit, await self._read_log(end_log_command(observed, time.time()))
         )
 
-    async def killed_lately(self, within_s: float) -> list[str]:
+    async def recently_killed(self, within_s: float) -> list[str]:
         """Return the tasks' cgroups that systemd-oomd killed in the last `within_s` seconds."""
         return sorted(killed(await self._read_log(kill_log_command(time.time(), within_s))))
 
@@ -54,5 +54,5 @@ class Oomd:
             return ""
 
     def _run(self, command: Sequence[str]) -> str:
-        self._processes.run(_SYNC, timeout_s=_PATIENCE_S, check=False)
-        return self._processes.run(command, timeout_s=_PATIENCE_S).stdout
+        self._processes.run(_SYNC, timeout_s=_JOURNAL_TIMEOUT_S, check=False)
+        return self._processes.run(command, timeout_s=_JOURNAL_TIMEOUT_S).stdout

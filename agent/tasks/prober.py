@@ -13,10 +13,10 @@ from agent.tasks.core.health import Streak, after_answer
 from wire.error_text import why
 
 Report = Callable[[Health, str], Awaitable[None]]
-Ask = Callable[[list[str], float], Awaitable[str]]
-"""Runs a command inside the task, with a timeout in s; returns why it failed, or an empty text."""
+RunInTask = Callable[[list[str], float], Awaitable[str]]
+"""Runs a command inside the task, with a timeout in s; returns why it failed, empty if not."""
 LOOPBACK = "127.0.0.1"
-LEAST_S = {ProbeKind.HTTP: 0.1, ProbeKind.TCP: 0.1, ProbeKind.EXEC: 0.5}
+MIN_PAUSE_S = {ProbeKind.HTTP: 0.1, ProbeKind.TCP: 0.1, ProbeKind.EXEC: 0.5}
 """Shortest pauses between two probes. The agent serves all tasks of the host, and systemd starts a
 unit for each command."""
 
@@ -39,7 +39,7 @@ class Prober:
         probe: Probe,
         health: Health,
         report: Report,
-        inside: Ask,
+        inside: RunInTask,
         *,
         starting_s: float = 0.0,
         at: str = LOOPBACK,
@@ -53,17 +53,17 @@ class Prober:
         started = loop.time() + starting_s
         streak = Streak(health)
         while True:
-            problem = await self._ask(probe, inside, at)
+            problem = await self._probe_once(probe, inside, at)
             self.answers[str(probe.kind), not problem] += 1
             new = after_answer(streak, not problem, probe, starting=loop.time() < started)
             if new.health is not streak.health:
                 await report(new.health, problem if new.health is Health.UNHEALTHY else "")
             streak = new
-            eager = streak.health is Health.UNKNOWN
-            pause_s = min(0.5, probe.interval_s) if eager else probe.interval_s
-            await asyncio.sleep(max(pause_s, LEAST_S[probe.kind]))
+            is_undecided = streak.health is Health.UNKNOWN
+            pause_s = min(0.5, probe.interval_s) if is_undecided else probe.interval_s
+            await asyncio.sleep(max(pause_s, MIN_PAUSE_S[probe.kind]))
 
-    async def _ask(self, probe: Probe, inside: Ask, at: str) -> str:
+    async def _probe_once(self, probe: Probe, inside: RunInTask, at: str) -> str:
         """Return why the probe failed, empty if it succeeded."""
         if probe.kind is ProbeKind.EXEC:
             return await inside(probe.command, probe.timeout_s)

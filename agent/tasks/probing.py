@@ -1,4 +1,4 @@
-"""The probes of one running task: first its startup probe, then the other two."""
+"""The probes of one running task: the startup probe, then the readiness and liveness probes."""
 
 from __future__ import annotations
 
@@ -14,44 +14,46 @@ from agent.tasks.prober import LOOPBACK, Prober
 log = logging.getLogger(__name__)
 
 Run = Callable[[str, list[str], float], Awaitable[str]]
-"""Runs the command of a probe (given by name) inside the task, with a timeout in s."""
-Take = Callable[[ProbeVerdict], Awaitable[None]]
+"""Runs the command of a probe, given by its name, inside the task, with a timeout in s."""
+RecordVerdict = Callable[[ProbeVerdict], Awaitable[None]]
 """Stores a probe's verdict."""
 
 
 class Probing:
     """Runs the probes that one task needs now, and waits for each verdict to be recorded."""
 
-    def __init__(self, prober: Prober, group: asyncio.TaskGroup, take: Take) -> None:
-        """Await `take` with each verdict before the next probe."""
-        self._prober, self._group, self._take = prober, group, take
-        self._asking: list[asyncio.Task[None]] = []
-        self._about: object = None
+    def __init__(
+        self, prober: Prober, group: asyncio.TaskGroup, record_verdict: RecordVerdict
+    ) -> None:
+        """Await `record_verdict` with each verdict before the next probe."""
+        self._prober, self._group, self._record_verdict = prober, group, record_verdict
+        self._running: list[asyncio.Task[None]] = []
+        self._current: object = None
 
     def stop(self) -> None:
         """Stop all probes of the task."""
-        for task in self._asking:
+        for task in self._running:
             task.cancel()
-        self._asking, self._about = [], None
+        self._running, self._current = [], None
 
     def follow(self, task: TaskRecord, now_s: float, run: Run) -> None:
         """Start the probes that a task needs now; unchanged probes continue."""
-        wanted = _wanted(task)
-        about = (wanted, task.invocation_id)
-        if about == self._about:
+        wanted = _probes_to_run(task)
+        key = (wanted, task.invocation_id)
+        if key == self._current:
             return
         self.stop()
-        self._about = about
+        self._current = key
         for name, probe in wanted:
-            left_s = _starting_s(probe, task, now_s)
+            left_s = _start_period_left_s(probe, task, now_s)
             watch = self._watch(name, probe, task, left_s, run)
-            self._asking.append(self._group.create_task(watch))
+            self._running.append(self._group.create_task(watch))
 
     async def _watch(
         self, name: str, probe: Probe, task: TaskRecord, starting_s: float, run: Run
     ) -> None:
         async def report(health: Health, reason: str) -> None:
-            await self._take(ProbeVerdict(task.invocation_id, name, health, reason))
+            await self._record_verdict(ProbeVerdict(task.invocation_id, name, health, reason))
 
         async def inside(command: list[str], timeout_s: float) -> str:
             problem = await run(name, command, timeout_s)
@@ -73,7 +75,7 @@ def _address(task: TaskRecord) -> str:
     return task.addresses[-1] if task.addresses else LOOPBACK
 
 
-def _wanted(task: TaskRecord) -> list[tuple[str, Probe]]:
+def _probes_to_run(task: TaskRecord) -> list[tuple[str, Probe]]:
     if task.state is not TaskState.RUNNING:
         return []
     life = task.spec.life
@@ -83,7 +85,7 @@ def _wanted(task: TaskRecord) -> list[tuple[str, Probe]]:
     return [(name, probe) for name, probe in named if probe is not None]
 
 
-def _starting_s(probe: Probe, task: TaskRecord, now_s: float) -> float:
+def _start_period_left_s(probe: Probe, task: TaskRecord, now_s: float) -> float:
     """Return the remaining start period of a task; negative if it is over."""
     started_s = task.started_boot_s
     return probe.start_period_s - (0.0 if started_s is None else now_s - started_s)

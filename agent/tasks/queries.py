@@ -9,7 +9,7 @@ from agent.runtime.core.records import OVER, TaskRecord, Wanted, status_of, unit
 from agent.tasks.core.admission import is_over
 from agent.tasks.core.reconcile import KnownTask
 from agent.tasks.supervisor import TaskLoop
-from agent.volumes.core.volumes import KEPT, places
+from agent.volumes.core.volumes import KINDS_OF_A_TASK, paths_of
 from wire.errors import Conflict, NotFound
 
 
@@ -67,11 +67,11 @@ class TaskQueries:
         return loop
 
     def find_spec(self, task_id: str) -> TaskSpec | None:
-        """Return the specification of a task that is in force, None for an unknown task."""
+        """Return the specification of a task, None for an unknown task."""
         loop = self._loops.get(task_id)
         return None if loop is None else loop.record.spec
 
-    def to_run(self) -> dict[str, TaskSpec]:
+    def active_specs(self) -> dict[str, TaskSpec]:
         """Return the specification of every task that runs or must run."""
         over = {t for t, loop in self._loops.items() if loop.record.state in OVER}
         return {t: spec for t, spec in self.wanted().items() if t not in over}
@@ -82,10 +82,10 @@ class TaskQueries:
 
     def specs(self) -> dict[str, TaskSpec]:
         """Return the specification of every task, also of tasks that are being created."""
-        created, loops = self._copied()
+        created, loops = self._snapshot()
         return created | {t: loop.record.spec for t, loop in loops.items()}
 
-    def _copied(self) -> tuple[dict[str, TaskSpec], dict[str, TaskLoop]]:
+    def _snapshot(self) -> tuple[dict[str, TaskSpec], dict[str, TaskLoop]]:
         """Return copies of the tasks that are being created, and of the loops of all others.
 
         Other threads call this, too, so each copy is atomic. A task becomes a loop before it is no
@@ -95,13 +95,13 @@ class TaskQueries:
         return created, self._loops.copy()
 
     def known(self) -> tuple[dict[str, KnownTask], list[str]]:
-        """Return the facts about each task for `reconcile`, and the ids of unreadable records."""
+        """Return the facts of each task for accounts, and the ids of unreadable records."""
         tasks = {
             task_id: KnownTask(
                 loop.record.state,
                 loop.record.wanted is Wanted.GONE,
                 loop.record.spec.image,
-                tuple(places(task_id, loop.record.spec, *KEPT)),
+                tuple(paths_of(task_id, loop.record.spec, *KINDS_OF_A_TASK)),
                 gate_for(loop.record.spec),
             )
             for task_id, loop in self._loops.items()
@@ -114,9 +114,9 @@ class TaskQueries:
         unreadable = [_unreadable_status(t, why) for t, why in self._unreadable.items()]
         return sorted([*known, *unreadable], key=lambda s: s.task_id)
 
-    def using(self, digest: str) -> list[str]:
+    def tasks_using(self, digest: str) -> list[str]:
         """Return the ids of the tasks that run from an image, sorted."""
-        created, loops = self._copied()
+        created, loops = self._snapshot()
         records = [(t, loop.record) for t, loop in loops.items()]
         specs = [*created.items(), *((t, r.spec) for t, r in records)]
         specs += [(t, r.previous) for t, r in records if r.previous is not None]
@@ -131,7 +131,7 @@ class TaskQueries:
     def _others(self, task_id: str) -> dict[str, TaskSpec]:
         return {t: spec for t, spec in self.wanted().items() if t != task_id}
 
-    def _promised(self) -> dict[str, TaskSpec]:
+    def _unfinished_specs(self) -> dict[str, TaskSpec]:
         """Return the specifications of all tasks that are not over."""
         return {t: spec for t, spec in self.specs().items() if not self._is_over(t)}
 

@@ -39,10 +39,10 @@ class HostShutdown:
             self._events.add("leaving", "host", "the host is going down: its tasks end")
             self._units.wake_all()
             self._check_later()
-        found = await self._units.all(TASK_UNITS)
+        states = await self._units.all(TASK_UNITS)
         return sorted(
             task_of(state.unit)
-            for state in found
+            for state in states
             if state.active in ("active", "activating", "deactivating", "reloading")
         )
 

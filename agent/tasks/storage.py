@@ -42,27 +42,27 @@ class TaskStorage:
     async def replay(self, units: Units, events: HostEvents) -> Replay:
         """Return all records, and rebuild those that are missing or unreadable.
 
-        They are rebuilt from their copies in memory and the running units. Unreadable records are
-        set aside. A rebuilt record is in force even if it cannot be written, for example on a
-        read-only disk.
+        They are rebuilt from their copies in memory and the running units; unreadable records are
+        set aside. A rebuilt record counts even if it cannot be written, for example on a read-only
+        disk.
         """
         replay = await self._lanes.run("journal", self._journal.replay)
         if not replay.copies:
             return replay
         seen = {task_of(u.unit): key_in(u.description) for u in await units.all(TASK_UNITS)}
-        found = rebuilt(replay.copies, seen, replay.unreadable)
-        for task_id, record in found.items():
+        restored = rebuilt(replay.copies, seen, replay.unreadable)
+        for task_id, record in restored.items():
             why = replay.unreadable.get(task_id, "it does not exist")
             log.error("a task record was rebuilt", extra={"task": task_id, "why": why})
             message = (
                 f"its record could not be read ({why}); it was rebuilt from its copy in memory"
             )
             events.add("agent", task_id, message)
-            await self._lanes.run("journal", self._write_again, record)
-        left = {t: why for t, why in replay.unreadable.items() if t not in found}
-        return replace(replay, tasks={**replay.tasks, **found}, unreadable=left, copies={})
+            await self._lanes.run("journal", self._save_rebuilt, record)
+        left = {t: why for t, why in replay.unreadable.items() if t not in restored}
+        return replace(replay, tasks={**replay.tasks, **restored}, unreadable=left, copies={})
 
-    def _write_again(self, record: TaskRecord) -> None:
+    def _save_rebuilt(self, record: TaskRecord) -> None:
         self._journal.set_aside(record.task_id)
         try:
             self._journal.save(record)
@@ -72,7 +72,7 @@ class TaskStorage:
 
     async def find_root(self, task: TaskRecord) -> tuple[bool, bool]:
         """Return whether the task has a root made from its image, and whether it has any root."""
-        return await self._lanes.run("btrfs", self._roots.look, task.task_id, task.spec.image)
+        return await self._lanes.run("btrfs", self._roots.find, task.task_id, task.spec.image)
 
     async def prepare_root(self, task: TaskRecord) -> None:
         """Create the root of a task from its image."""

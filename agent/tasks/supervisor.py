@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -15,18 +16,18 @@ from agent.runtime.core.records import (
     TaskRecord,
     describe_change,
     describe_status,
-    must_last,
-    only_came_up,
+    durable_part,
+    is_first_start,
     status_of,
     unit_of,
 )
-from agent.runtime.crashpoints import passed
+from agent.runtime.crashpoints import crash_point
 from agent.runtime.stage import TaskStage
-from agent.runtime.units import woken
+from agent.runtime.units import wait_woken
 from agent.tasks.context import TaskContext
 from agent.tasks.core.health import ProbeVerdict, after_verdict
 from agent.tasks.core.inside import InsideCommand
-from agent.tasks.core.lifecycle import Action, Decision, SeenTask, SeenUnit, decide
+from agent.tasks.core.lifecycle import Action, Decision, ObservedTask, ObservedUnit, decide
 from agent.tasks.core.restarts import after_failure, evicted
 from agent.tasks.core.unit_properties import not_after
 from agent.tasks.probing import Probing
@@ -34,18 +35,18 @@ from wire.errors import Conflict, HostError, NotFound, StepFailed, TwineError
 
 log = logging.getLogger(__name__)
 
-_IN_PASSING = (TaskState.PREPARING, TaskState.STARTING)
-"""Short-lived states: they are shown, but no event is sent for them."""
+_SHORT_LIVED = (TaskState.PREPARING, TaskState.STARTING)
+"""Short-lived states. The status shows them, but no event is sent for them."""
 STEADY_S = 600.0
 """Seconds between two full reads of a running task's unit; `Units.watch` reads its state sooner."""
 RESYNC_S = 30.0
-"""Seconds after which a loop observes the host although no signal woke it."""
+"""Seconds after which a loop observes the host again without a signal."""
 RETRY_S = 1.0
 """Pause after a failure that cannot be reported."""
-_CHOSEN = ("own_cpus", "addresses")
-"""Fields of a record that stages fill in."""
-PLACE_S = 120.0
-"""Longest time that a start keeps its place, so that a hanging start does not delay others."""
+_FIELDS_OF_STAGES = ("own_cpus", "addresses")
+"""Fields of a record that stages set."""
+SLOT_S = 120.0
+"""Longest time that a start keeps its slot, so that a hanging start does not delay others."""
 CONFLICT_S = 0.2
 """Pause after a start whose unit name was taken: systemd has not unloaded the old unit yet."""
 
@@ -63,26 +64,27 @@ class TaskLoop:
         record: TaskRecord,
         removed: Callable[[TaskRecord], Awaitable[None]],
         *,
-        fresh: bool = False,
+        is_new: bool = False,
     ) -> None:
         """`record` is already saved; `removed` is awaited when nothing is left of the task.
 
-        `fresh`: nothing of the task can be on the host yet, so the first step does not observe it.
+        `is_new`: nothing of the task can be on the host yet, so the first step does not observe it.
         """
         self._host = host
         self.record = record
         self.settled = asyncio.Event()
         """Set after the first decision of the loop, or its first failure."""
-        self._removed = removed
+        self._on_removed = removed
         self._unit = unit_of(record.task_id)
         self._waker = asyncio.Event()
         self._lock = asyncio.Lock()
         self._reported = status_of(record)
         self._is_removed = False
-        self._on_disk = must_last(record)
-        self._fresh = fresh
-        self._known: SeenTask | None = None
-        self._hook_ran_in = ""
+        self._durable_on_disk = durable_part(record)
+        self._is_new = is_new
+        self._next_seen: ObservedTask | None = None
+        """Observation of the step just made, which the next step uses; None: it observes again."""
+        self._hook_invocation = ""  # the run in which the pre-stop hook was last run
         self._group = asyncio.TaskGroup()
         self._probing = Probing(host.prober, self._group, self._record_verdict)
 
@@ -109,8 +111,8 @@ class TaskLoop:
                 self.record = before
                 self._host.contact.bind(before)
                 raise
-            self._fresh = False
-            self._known = None
+            self._is_new = False
+            self._next_seen = None
             self._probing.stop()
         self._waker.set()
         self._report(record)
@@ -121,12 +123,12 @@ class TaskLoop:
         with self._host.units.changes(self._unit, self._waker):
             async with self._group:
                 try:
-                    while await self._attempt():
+                    while await self._step_or_pause():
                         pass
                 finally:
                     self._probing.stop()
 
-    async def _attempt(self) -> bool:
+    async def _step_or_pause(self) -> bool:
         """Take one step; an error leads to a pause and never ends the agent."""
         task_id = self.record.task_id
         try:
@@ -141,16 +143,17 @@ class TaskLoop:
 
     async def _step(self) -> bool:
         if self._waker.is_set():
-            self._known = None  # the host may have changed since
+            self._next_seen = None  # the host has changed since this observation
         self._waker.clear()
         before = self.record
         seen = await self._observe()
         moment = self._host.contact.moment(before.task_id)
-        leaving, barred = self._host.observer.is_leaving(), self._host.observer.bars()
-        decision = decide(before, seen, moment, leaving=leaving, barred=barred)
+        observer = self._host.observer
+        leaving, refusal = observer.is_leaving(), observer.start_refusal()
+        decision = decide(before, seen, moment, leaving=leaving, start_refusal=refusal)
         if not await self._store(before, decision.task):
             return True
-        passed(f"{decision.action}.decided")
+        crash_point(f"{decision.action}.decided")
         self.settled.set()
         self._probing.follow(self.record, self._host.contact.now_s(), self._probe)
         if seen.unit is None and decision.task.state in OVER:
@@ -161,19 +164,19 @@ class TaskLoop:
         await self._act(decision, seen)
         return True
 
-    async def _observe(self) -> SeenTask:
-        known, self._known = self._known, None
+    async def _observe(self) -> ObservedTask:
+        known, self._next_seen = self._next_seen, None
         if known is not None:
             return known
-        if self._fresh:
-            self._fresh = False
-            return self._host.observer.new()
+        if self._is_new:
+            self._is_new = False
+            return self._host.observer.unstarted()
         return await self._host.observer.observe(self.record)
 
     async def _store(self, before: TaskRecord, task: TaskRecord) -> bool:
         """Store a decision; False if the record has changed and the decision must be made again.
 
-        Only facts that cannot be observed again on the host are written to disk.
+        Only facts that cannot be seen again on the host are written to disk.
         """
         async with self._lock:
             if self.record is not before:
@@ -181,23 +184,23 @@ class TaskLoop:
             if task.spec is not before.spec:
                 self._host.contact.bind(task)  # a failed health gate restored the old specification
             self.record = task
-            if status_of(task) != status_of(before) and task.state not in _IN_PASSING:
+            if status_of(task) != status_of(before) and task.state not in _SHORT_LIVED:
                 self._report(task)
-            if must_last(task) != self._on_disk:
-                await self._save(task, durable=not only_came_up(before, task))
+            if durable_part(task) != self._durable_on_disk:
+                await self._save(task, durable=not is_first_start(before, task))
         return True
 
     async def _save(self, task: TaskRecord, *, durable: bool = True) -> None:
         await self._host.storage.save(task, durable=durable)
-        self._on_disk = must_last(task)
+        self._durable_on_disk = durable_part(task)
 
     async def _forget(self, task: TaskRecord) -> bool:
         """Remove the record of a task; False if its owner has requested the task again."""
         async with self._lock:
             if self.record is not task:
                 return False
-            await self._removed(task)
-            passed("forget.done")
+            await self._on_removed(task)
+            crash_point("forget.done")
             self._is_removed = True
         return True
 
@@ -211,19 +214,17 @@ class TaskLoop:
         for stage in self._host.unit.stages:
             stage.changed(task)
 
-    async def _act(self, decision: Decision, seen: SeenTask) -> None:
+    async def _act(self, decision: Decision, seen: ObservedTask) -> None:
         task = decision.task
         try:
-            await self._do(decision, seen)
-            passed(f"{decision.action}.done")
+            await self._carry_out(decision, seen)
+            crash_point(f"{decision.action}.done")
         except Conflict:  # a leftover command inside an earlier run may keep the unit loaded
             await self._host.inside.remove_leftovers(task.task_id)
-            await woken(self._waker, CONFLICT_S)
+            await wait_woken(self._waker, CONFLICT_S)
         except TwineError as e:
-            log.warning(
-                "a step of a task failed",
-                extra={"task": task.task_id, "step": str(decision.action), "why": str(e)},
-            )
+            extra = {"task": task.task_id, "step": str(decision.action), "why": str(e)}
+            log.warning("a step of a task failed", extra=extra)
             if decision.action in (Action.PREPARE, Action.START):
                 once = isinstance(e, StepFailed) and task.spec.restart.when is RestartWhen.NEVER
                 retry = isinstance(e, HostError) and not once
@@ -232,15 +233,13 @@ class TaskLoop:
             else:
                 await asyncio.sleep(RETRY_S)
 
-    async def _do(self, decision: Decision, seen: SeenTask) -> None:
+    async def _carry_out(self, decision: Decision, seen: ObservedTask) -> None:
         host, task = self._host, decision.task
         match decision.action:
             case Action.PREPARE:
                 await host.storage.prepare_root(task)
                 if self.record == task:
-                    self._known = SeenTask(
-                        seen.unit, root=True, leftover=True, boot_id=seen.boot_id
-                    )
+                    self._next_seen = dataclasses.replace(seen, root=True, leftover=True)
             case Action.START:
                 for stage in host.unit.stages:
                     stage.check(task)
@@ -251,36 +250,36 @@ class TaskLoop:
                 if await self._run_init_steps(task, guard):
                     await self._start(task, guard)
             case Action.LIMIT:
-                await self._limit(task)
+                await self._apply_limits(task)
             case Action.STOP:
                 if task.state is TaskState.STOPPING and seen.unit and not task.cut_off:
-                    await self._before_stop(task, seen.unit)
+                    await self._run_pre_stop_hook(task, seen.unit)
                 await host.units.stop(self._unit)
-                await woken(self._waker, 1.0)
+                await wait_woken(self._waker, 1.0)
             case Action.REMOVE_ROOT:
                 if task.spec.life.init:
-                    await host.inside.end_steps(task.task_id)
+                    await host.inside.stop_init_steps(task.task_id)
                 await host.inside.remove_leftovers(task.task_id)
-                await host.inside.unstage(task)
+                await host.inside.unmount_container(task)
                 for stage in host.unit.stages:
                     await stage.release(task.task_id)
-                # Last: the root shows to a loop that something of the task is left.
+                # Last: while the root exists, the loop removes the task again after a crash.
                 await host.storage.remove_root(task.task_id)
             case _:
                 until = decision.until
                 resync_s = STEADY_S if task.state is TaskState.RUNNING else RESYNC_S
                 pause = resync_s if until is None else max(0.0, until - host.contact.now_s())
-                await woken(self._waker, pause)
+                await wait_woken(self._waker, pause)
 
     async def _start(self, task: TaskRecord, guard: dict[str, object]) -> None:
-        """Start the unit once a place is free, if the request has not changed meanwhile."""
-        async with (host := self._host).starts.turn():
+        """Start the unit once a slot is free, if the request has not changed meanwhile."""
+        async with (host := self._host).starts.slot():
             if not self._is_to_start(task):
                 return
             if task.invocation_id:
                 await host.inside.remove_leftovers(task.task_id)
             await host.units.start(self._unit, host.unit(task) | guard)
-            await self._until_up(task)
+            await self._wait_until_up(task)
 
     def _is_to_start(self, task: TaskRecord) -> bool:
         """Return whether the request is still the same, and the host may still run the task."""
@@ -288,17 +287,17 @@ class TaskLoop:
         if now.spec is not task.spec or now.wanted is not task.wanted or host.observer.is_leaving():
             return False
         cut_off = is_cut_off(task.spec, host.contact.moment(task.task_id))
-        return not cut_off and not host.observer.bars()
+        return not cut_off and not host.observer.start_refusal()
 
-    async def _until_up(self, task: TaskRecord) -> None:
-        """Wait until the unit is active or has ended, because a start costs most until then."""
-        late_s = self._host.contact.now_s() + PLACE_S
+    async def _wait_until_up(self, task: TaskRecord) -> None:
+        """Wait until the unit is active or has ended: until then a start uses most resources."""
+        late_s = self._host.contact.now_s() + SLOT_S
         while self._is_to_start(task) and self._host.contact.now_s() < late_s:
-            await woken(self._waker, 2.0)
+            await wait_woken(self._waker, 2.0)
             self._waker.clear()
             unit = await self._host.units.find(self._unit)
             if unit is not None and unit.active == "active":
-                self._known = self._host.observer.active(unit)
+                self._next_seen = self._host.observer.of_active_unit(unit)
                 return
             if unit is None or unit.active != "activating":
                 break
@@ -311,10 +310,10 @@ class TaskLoop:
             task = evicted(before, why, self._host.contact.moment(before.task_id))
             if task is before:
                 return False
-            await self._put(task)
+            await self._replace(task)
         return True
 
-    async def _put(self, task: TaskRecord, *, durable: bool = True) -> None:
+    async def _replace(self, task: TaskRecord, *, durable: bool = True) -> None:
         """Save a record that is in force even if the disk is full; raises `HostError` then."""
         try:
             await self._save(task, durable=durable)
@@ -323,7 +322,7 @@ class TaskLoop:
             self._report(task)
             self._waker.set()
 
-    async def _limit(self, task: TaskRecord) -> None:
+    async def _apply_limits(self, task: TaskRecord) -> None:
         """Apply the limits to the running unit, then record them."""
         await self._run_stages(task, lambda stage, task: stage.resize(task))
         spec = task.spec
@@ -334,10 +333,14 @@ class TaskLoop:
     async def _run_stages(
         self, task: TaskRecord, step: Callable[[TaskStage, TaskRecord], Awaitable[TaskRecord]]
     ) -> TaskRecord:
-        """Call `step` for each stage in turn; record at once what a stage chose for the task."""
+        """Call `step` for each stage in turn; record at once the values that a stage chose."""
         for stage in self._host.unit.stages:
             made = await step(stage, task)
-            chosen = {f: getattr(made, f) for f in _CHOSEN if getattr(made, f) != getattr(task, f)}
+            chosen = {
+                f: getattr(made, f)
+                for f in _FIELDS_OF_STAGES
+                if getattr(made, f) != getattr(task, f)
+            }
             if chosen:
                 await self._store(self.record, replace(self.record, **chosen))
             task = made
@@ -353,7 +356,7 @@ class TaskLoop:
             while not steps.done() and self.record is wanted:
                 if is_cut_off(task.spec, host.contact.moment(task.task_id)):
                     break
-                waiting = asyncio.ensure_future(woken(self._waker, RETRY_S))
+                waiting = asyncio.ensure_future(wait_woken(self._waker, RETRY_S))
                 await asyncio.wait({steps, waiting}, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
                 self._waker.clear()
@@ -362,15 +365,15 @@ class TaskLoop:
                 return True
         finally:
             steps.cancel()
-        await host.inside.end_steps(task.task_id)
+        await host.inside.stop_init_steps(task.task_id)
         return False
 
-    async def _before_stop(self, task: TaskRecord, unit: SeenUnit) -> None:
+    async def _run_pre_stop_hook(self, task: TaskRecord, unit: ObservedUnit) -> None:
         """Run the pre-stop hook once per run; the stop follows even if the hook fails."""
-        if unit.active != "active" or unit.ended or unit.invocation_id == self._hook_ran_in:
+        if unit.active != "active" or unit.ended or unit.invocation_id == self._hook_invocation:
             return
         problem = await self._host.inside.before_stop(task)
-        self._hook_ran_in = unit.invocation_id
+        self._hook_invocation = unit.invocation_id
         if problem:
             log.warning("task %s: its pre-stop hook failed: %s", task.task_id, problem)
             message = f"its pre-stop hook failed: {problem}"
@@ -378,8 +381,8 @@ class TaskLoop:
 
     async def _probe(self, name: str, command: list[str], timeout_s: float) -> str:
         """Run a command of a probe inside the task."""
-        asked = InsideCommand(tuple(command), timeout_s, quiet=True)
-        return await self._host.inside.run(self.record, name, asked)
+        probe_command = InsideCommand(tuple(command), timeout_s, quiet=True)
+        return await self._host.inside.run(self.record, name, probe_command)
 
     async def _record_verdict(self, verdict: ProbeVerdict) -> None:
         """Record a probe's verdict on disk, so that it survives a restart of the agent.
@@ -392,6 +395,6 @@ class TaskLoop:
             if task is self.record:
                 return
             try:
-                await self._put(task, durable=verdict.probe != "ready")
+                await self._replace(task, durable=verdict.probe != "ready")
             except HostError as e:
                 log.warning("cannot store a verdict", extra={"task": task.task_id, "why": str(e)})

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agent.api import COUNT_MAX, Resize, TaskSpec, TaskState, TaskStatus
 from agent.machine import HostHardware
-from agent.resources.core.limits import lifts_nothing, resized
+from agent.resources.core.limits import resize_refusal, resized
 from agent.runtime.core.records import (
     TASK_UNITS,
     Instant,
@@ -23,7 +23,7 @@ from agent.runtime.core.records import (
     key_of,
     status_of,
 )
-from agent.runtime.crashpoints import passed
+from agent.runtime.crashpoints import crash_point
 from agent.runtime.journal import Replay
 from agent.tasks.admission import TaskAdmission
 from agent.tasks.context import HostCapacity, TaskContext
@@ -73,9 +73,9 @@ class HostTasks(TaskQueries):
         self._tombstones: dict[str, Tombstone] = {}
         self._creating = asyncio.Lock()
         """Held while a task is created, so that tasks are created one after the other."""
-        capacity.cpus.follow(self.wanted)
-        capacity.pages.follow(self.wanted, self._is_over)
-        capacity.memory.follow(self._promised)
+        capacity.cpus.connect(self.wanted)
+        capacity.pages.connect(self.wanted, self._is_over)
+        capacity.memory.connect(self._unfinished_specs)
 
     async def adopt(self, replay: Replay) -> None:
         """Adopt the recorded tasks, which continue to run; remove what belongs to no task."""
@@ -96,7 +96,7 @@ class HostTasks(TaskQueries):
             log.warning(
                 "removing the leftovers of a task without a record", extra={"task": task_id}
             )
-            self._start(_to_remove(task_id))
+            self._start(_removal_record(task_id))
         for task_id, why in replay.unreadable.items():
             message = f"the record cannot be read ({why}); its running processes are not stopped"
             log.error("a task record is unreadable", extra={"task": task_id, "why": why})
@@ -105,16 +105,16 @@ class HostTasks(TaskQueries):
             await loop.settled.wait()
         await self._forget_expired()
 
-    def _start(self, record: TaskRecord, *, fresh: bool = False) -> None:
-        loop = TaskLoop(self._host, record, self._removed, fresh=fresh)
+    def _start(self, record: TaskRecord, *, is_new: bool = False) -> None:
+        loop = TaskLoop(self._host, record, self._on_removed, is_new=is_new)
         self._loops[record.task_id] = loop
         self._group.create_task(loop.run(), name=f"task-{record.task_id}")
 
-    async def _removed(self, record: TaskRecord) -> None:
+    async def _on_removed(self, record: TaskRecord) -> None:
         tombstone = tombstone_of(record, self._now())
         await self._host.storage.save(tombstone)
         self._tombstones[record.task_id] = tombstone
-        # Without a pause from here on: the task may be put again as soon as it is not listed.
+        # No await from here to `del`: the task may be put again as soon as it is not listed.
         self._capacity.cpus.forget(record.task_id)
         self._host.contact.release(record.task_id)
         del self._loops[record.task_id]
@@ -138,7 +138,9 @@ class HostTasks(TaskQueries):
                 # Queued at once, so a record of this task that is saved later stays.
                 await self._host.storage.forget(task_id)
 
-    def _check(self, task_id: str, spec: TaskSpec, known: TaskRecord | Tombstone | None) -> None:
+    def _refuse_stale(
+        self, task_id: str, spec: TaskSpec, known: TaskRecord | Tombstone | None
+    ) -> None:
         if refused := stale(spec.generation, spec.epoch, known):
             raise Conflict(
                 f"task {task_id} is not changed: {refused}",
@@ -156,16 +158,18 @@ class HostTasks(TaskQueries):
         if loop is None:
             async with self._creating:
                 if task_id not in self._loops:
-                    self._check(task_id, spec, self._tombstones.get(task_id))
+                    self._refuse_stale(task_id, spec, self._tombstones.get(task_id))
                     self._admission.check(task_id, spec)
                     record = TaskRecord(task_id=task_id, spec=spec, boot_id=self._boot_id)
                     record = self._with_cpus(record)
-                    return await self._create(record, fresh=task_id not in self._unreadable)
+                    return await self._create(record, is_new=task_id not in self._unreadable)
             return await self.put(task_id, spec)
 
         def changed(record: TaskRecord) -> TaskRecord:
             leaving = record.wanted is Wanted.GONE
-            self._check(task_id, spec, tombstone_of(record, self._now()) if leaving else record)
+            self._refuse_stale(
+                task_id, spec, tombstone_of(record, self._now()) if leaving else record
+            )
             if refused := contradiction(spec, record):
                 raise Conflict(
                     f"task {task_id} is not changed: {refused}",
@@ -179,7 +183,7 @@ class HostTasks(TaskQueries):
             return self._with_cpus(replace(new, boot_id=self._boot_id))
 
         try:
-            return status_of(await self._changed(loop, changed))
+            return status_of(await self._change(loop, changed))
         except NotFound:
             return await self.put(task_id, spec)
 
@@ -196,9 +200,7 @@ class HostTasks(TaskQueries):
         known = (loop.record.ids for loop in self._loops.values())
         return replace(record, ids=choose_ids(task_id, {ids for ids in known if ids is not None}))
 
-    async def _changed(
-        self, loop: TaskLoop, make: Callable[[TaskRecord], TaskRecord]
-    ) -> TaskRecord:
+    async def _change(self, loop: TaskLoop, make: Callable[[TaskRecord], TaskRecord]) -> TaskRecord:
         """Change a task; if the record cannot be saved, restore its previous CPUs."""
         try:
             return await loop.change(make)
@@ -206,7 +208,7 @@ class HostTasks(TaskQueries):
             self._capacity.cpus.restore(loop.record.task_id, loop.record.own_cpus)
             raise
 
-    async def _create(self, record: TaskRecord, *, fresh: bool = False) -> TaskStatus:
+    async def _create(self, record: TaskRecord, *, is_new: bool = False) -> TaskStatus:
         """Write the record of a new task to disk, then start its loop."""
         task_id, host = record.task_id, self._host
         self._being_created[task_id] = record.spec
@@ -215,11 +217,11 @@ class HostTasks(TaskQueries):
             if task_id in self._unreadable:
                 await host.storage.set_aside(task_id)
             await host.storage.save(record)
-            passed("task.recorded")
+            crash_point("task.recorded")
             self._tombstones.pop(task_id, None)
             self._unreadable.pop(task_id, None)
             host.events.add("task", task_id, str(record.state), status_of(record))
-            self._start(record, fresh=fresh)
+            self._start(record, is_new=is_new)
         except HostError:
             host.contact.release(task_id)
             self._capacity.cpus.forget(task_id)
@@ -246,16 +248,16 @@ class HostTasks(TaskQueries):
         if loop is None and task_id in self._unreadable:
             async with self._creating:
                 if task_id in self._unreadable:
-                    return await self._create(_to_remove(task_id, generation, epoch))
+                    return await self._create(_removal_record(task_id, generation, epoch))
             return await self.delete(
                 task_id, generation, epoch, control_plane_epoch=control_plane_epoch
             )
         if loop is None:
-            await self._remember_absence(task_id, generation, epoch)
+            await self._store_early_tombstone(task_id, generation, epoch)
             loop = self._loop(task_id)  # a put that was under way has created it meanwhile
 
         def gone(record: TaskRecord) -> TaskRecord:
-            spec = self._current(record, generation, epoch)
+            spec = self._requested_version(record, generation, epoch)
             alone = control_plane_epoch is not None and generation is None and spec.epoch == 0
             leaving = replace(record, wanted=Wanted.GONE, reason=STOP_ASKED, unversioned=alone)
             if control_plane_epoch is not None and spec.epoch > control_plane_epoch:
@@ -265,26 +267,27 @@ class HostTasks(TaskQueries):
 
         return status_of(await loop.change(gone))
 
-    async def _remember_absence(
+    async def _store_early_tombstone(
         self, task_id: str, generation: int | None, epoch: int | None
     ) -> None:
         """Store a tombstone for a delete that arrived before its put, so that it wins (F-48)."""
-        known = self._tombstones.get(task_id)
-        if generation is None or stale(generation, epoch or 0, known):
+        if generation is None:
             return
-        now = self._now()
-        tombstone = Tombstone(
-            task_id=task_id,
-            generation=generation,
-            epoch=epoch or 0,
-            at=now.at,
-            boot_id=now.boot_id,
-            boot_s=now.boot_s,
-        )
         async with self._creating:
-            if task_id not in self._loops:
-                self._tombstones[task_id] = tombstone
-                await self._host.storage.save(tombstone)
+            known = self._tombstones.get(task_id)
+            if task_id in self._loops or stale(generation, epoch or 0, known):
+                return
+            now = self._now()
+            tombstone = Tombstone(
+                task_id=task_id,
+                generation=generation,
+                epoch=epoch or 0,
+                at=now.at,
+                boot_id=now.boot_id,
+                boot_s=now.boot_s,
+            )
+            await self._host.storage.save(tombstone)
+            self._tombstones[task_id] = tombstone
 
     async def restart(self, task_id: str, generation: int | None, epoch: int | None) -> TaskStatus:
         """Stop a task and start it again, without back-off."""
@@ -295,10 +298,10 @@ class HostTasks(TaskQueries):
             await self._admission.read_host(loop.record.spec)
 
         def again(record: TaskRecord) -> TaskRecord:
-            self._current(record, generation, epoch)
+            self._requested_version(record, generation, epoch)
             if record.wanted is Wanted.GONE:
                 raise Conflict(f"task {task_id} is not restarted: it is being removed")
-            if is_over(record) and (why := self._admission.no_room(task_id, record.spec)):
+            if is_over(record) and (why := self._admission.capacity_refusal(task_id, record.spec)):
                 hint = "stop a task, or request less"
                 raise Unprocessable(f"task {task_id} is not restarted: {why}", hint=hint)
             asked = replace(record, restart_asked=True, cut_off=False, streak=0)
@@ -324,12 +327,12 @@ class HostTasks(TaskQueries):
                     f"task {task_id} is not resized: its generation is the highest possible",
                     hint="remove it and put it again",
                 )
-            self._check(task_id, spec, record)
+            self._refuse_stale(task_id, spec, record)
             if record.wanted is Wanted.GONE:
                 raise Conflict(f"task {task_id} is not resized: it is being removed")
             if refused := contradiction(spec, record):
                 raise Conflict(f"task {task_id} is not resized: {refused}")
-            if why := lifts_nothing(record.spec, resize):
+            if why := resize_refusal(record.spec, resize):
                 raise Unprocessable(f"task {task_id} is not resized: {why}")
             if key_of(spec) != key_of(record.spec):
                 raise Unprocessable(
@@ -340,20 +343,24 @@ class HostTasks(TaskQueries):
             self._admission.check(task_id, spec, "is not resized")
             return self._with_cpus(replace(record, spec=spec))
 
-        return status_of(await self._changed(loop, changed))
+        return status_of(await self._change(loop, changed))
 
-    def _current(self, record: TaskRecord, generation: int | None, epoch: int | None) -> TaskSpec:
-        """Return the specification with the request's version; raise `Conflict` if it is stale."""
+    def _requested_version(
+        self, record: TaskRecord, generation: int | None, epoch: int | None
+    ) -> TaskSpec:
+        """Return the specification with the requested version; raise `Conflict` if it is stale."""
         spec = replace(
             record.spec,
             generation=record.spec.generation if generation is None else generation,
             epoch=record.spec.epoch if epoch is None else epoch,
         )
-        self._check(record.task_id, spec, record)
+        self._refuse_stale(record.task_id, spec, record)
         return spec
 
 
-def _to_remove(task_id: str, generation: int | None = None, epoch: int | None = None) -> TaskRecord:
+def _removal_record(
+    task_id: str, generation: int | None = None, epoch: int | None = None
+) -> TaskRecord:
     """Return a record for the removal of a task whose specification is unknown."""
     spec = TaskSpec(
         generation=generation or 1, epoch=epoch or 0, image=_UNKNOWN_IMAGE, command=["unknown"]

@@ -8,22 +8,22 @@ from msgspec.structs import replace
 
 from agent.images.core.image_run import as_run, image_properties
 from agent.images.core.image_user import login
-from agent.images.core.writable_root import in_run, opened
+from agent.images.core.writable_root import in_run, writable_root_properties
 from agent.images.roots import TaskRoots
 from agent.machine import UnitState
-from agent.resources.core.exclusive_cpus import own_properties
+from agent.resources.core.exclusive_cpus import exclusive_cpu_properties
 from agent.runtime.core.records import TaskRecord, has_own_init
 from agent.runtime.stage import TaskStage
 from agent.tasks.core.exits import result_of
-from agent.tasks.core.lifecycle import SeenUnit
-from agent.tasks.core.own_init import enclosed
+from agent.tasks.core.lifecycle import ObservedUnit
+from agent.tasks.core.own_init import container_unit
 from agent.tasks.core.unit_properties import describe_unit, key_in, unit_properties
 from agent.volumes.core.mounts import mount_properties
 
 
-def seen_unit(unit: UnitState) -> SeenUnit:
+def observed_unit(unit: UnitState) -> ObservedUnit:
     """Return the part of a unit's state that a decision needs."""
-    return SeenUnit(
+    return ObservedUnit(
         active=unit.active,
         sub=unit.sub,
         result=result_of(unit.result, unit.exit_signal),
@@ -48,7 +48,7 @@ class SystemContainer(TaskStage):
         if not has_own_init(task.spec):
             return unit
         assert task.ids is not None, "assigned when the task was admitted"
-        return enclosed(task.task_id, task.spec, unit, task.ids, *self._folders)
+        return container_unit(task.task_id, task.spec, unit, task.ids, *self._folders)
 
 
 class UnitOfTask:
@@ -75,14 +75,17 @@ def task_unit(roots: TaskRoots, task: TaskRecord) -> dict[str, object]:
     writes = roots.is_writable(task.spec)
     if writes and user is None:
         user = roots.owner(task.spec.image)
-    run = in_run(roots.tops(task.spec.image)) if writes else None
+    run = in_run(roots.writable_folders(task.spec.image)) if writes else None
     spec = as_run(task.spec, config)
     spec = replace(spec, environment={**login(user), **spec.environment})
     unit = {
         **unit_properties(task.task_id, spec, root),
         **image_properties(spec, config),
         **mount_properties(task.task_id, spec, str(roots.state), root, user, run),
-        **own_properties(task.own_cpus),
+        **exclusive_cpu_properties(task.own_cpus),
         "Description": describe_unit(task.task_id, task.spec),
     }
-    return unit | (opened(unit, spec, roots.tops(task.spec.image)) if writes else {})
+    if not writes:
+        return unit
+    folders = roots.writable_folders(task.spec.image)
+    return unit | writable_root_properties(unit, spec, folders)

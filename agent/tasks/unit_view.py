@@ -10,28 +10,27 @@ from agent.runtime.core.records import TaskRecord, unit_of
 from agent.runtime.offload import Lanes
 from agent.tasks.unit import UnitOfTask
 
-_MOST = 60_000
+_VALUE_MAX = 60_000
 """Maximum length of a shown value in characters, below the limit of a field in the API."""
 
 
 class UnitView:
     """Reads units with `systemctl show`, in the `usage` lane."""
 
-    def __init__(self, processes: Processes, lanes: Lanes, whole: UnitOfTask) -> None:
-        """`whole` returns all properties of a task's unit."""
-        self._processes, self._lanes, self._whole = processes, lanes, whole
+    def __init__(self, processes: Processes, lanes: Lanes, unit_of_task: UnitOfTask) -> None:
+        self._processes, self._lanes, self._unit_of_task = processes, lanes, unit_of_task
 
     async def show(self, task: TaskRecord) -> UnitShown:
         """Return all properties of a task's unit, sorted by name."""
-        unit, wanted = unit_of(task.task_id), self._whole(task)
-        found = await self._lanes.run("usage", self._read, unit, sorted(wanted))
+        unit, wanted = unit_of(task.task_id), self._unit_of_task(task)
+        in_force = await self._lanes.run("usage", self._read, unit, sorted(wanted))
         return UnitShown(
             unit=unit,
             properties=[
                 UnitProperty(
                     name=name,
-                    wanted=msgspec.json.encode(wanted[name]).decode()[:_MOST],
-                    in_force=found.get(name, "")[:_MOST],
+                    wanted=msgspec.json.encode(wanted[name]).decode()[:_VALUE_MAX],
+                    in_force=in_force.get(name, "")[:_VALUE_MAX],
                 )
                 for name in sorted(wanted)
             ],
@@ -40,5 +39,5 @@ class UnitView:
     def _read(self, unit: str, names: list[str]) -> dict[str, str]:
         command = ["systemctl", "show", f"--property=LoadState,{','.join(names)}", unit]
         lines = self._processes.run(command, timeout_s=10).stdout.splitlines()
-        found = dict(line.split("=", 1) for line in lines if "=" in line)
-        return found if found.get("LoadState") == "loaded" else {}
+        values = dict(line.split("=", 1) for line in lines if "=" in line)
+        return values if values.get("LoadState") == "loaded" else {}

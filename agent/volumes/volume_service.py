@@ -9,7 +9,7 @@ from agent.api.volumes import VolumeInfo, VolumeInfos
 from agent.runtime.core.records import TaskRecord
 from agent.runtime.offload import Lanes
 from agent.runtime.stage import TaskStage
-from agent.volumes.volumes import Volumes, with_volumes
+from agent.volumes.volumes import Volumes, tasks_by_volume
 
 _LANE = "btrfs"
 
@@ -24,7 +24,7 @@ class VolumeService(TaskStage):
         self._volumes, self._specs, self._lanes = volumes, specs, lanes
 
     def _users(self) -> dict[str, list[str]]:
-        return with_volumes(self._specs())
+        return tasks_by_volume(self._specs())
 
     async def ensure(self, task: TaskRecord) -> TaskRecord:
         """Create the volumes of a task and set their limits."""

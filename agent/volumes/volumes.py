@@ -12,13 +12,13 @@ from pathlib import Path
 from agent.api import TaskSpec
 from agent.api.volumes import VolumeInfo, VolumeInfos, VolumeKind
 from agent.machine import Btrfs, QuotaMode
-from agent.runtime.crashpoints import passed
+from agent.runtime.crashpoints import crash_point
 from agent.volumes.core.volumes import (
     FOLDERS,
-    KEPT,
-    Named,
+    KINDS_OF_A_TASK,
+    VolumeName,
     name_of,
-    places,
+    paths_of,
     read_name,
     unwanted_scratch,
 )
@@ -65,34 +65,34 @@ class Volumes:
         Raises `HostError` if a shared volume does not exist.
         """
         self.drop_scratch(task_id, spec)
-        for place in places(task_id, spec, VolumeKind.SHARED):
+        for place in paths_of(task_id, spec, VolumeKind.SHARED):
             if self._btrfs.find(self.state / place) is None:
                 raise HostError(
                     f"task {task_id} cannot start: there is no volume {place.partition('/')[2]}"
                     " on this machine",
                     hint="start the task that owns it; `twine-agent volume list` shows all",
                 )
-        kept = places(task_id, spec, *KEPT)
+        kept = paths_of(task_id, spec, *KINDS_OF_A_TASK)
         for place, volume in kept.items():
             path = self.state / place
             path.parent.mkdir(parents=True, exist_ok=True)
             if self._btrfs.find(path) is None:
                 self._btrfs.create(path)
-                passed("volume.made")
+                crash_point("volume.made")
             self._limit(path, volume.max_bytes)
-            passed("volume.limited")
+            crash_point("volume.limited")
 
     def _limit(self, path: Path, max_bytes: int | None) -> None:
         """Set a limit and read it back from the kernel."""
         if max_bytes is not None:
             self._btrfs.enable_quota(self.state)
-        room = self._btrfs.room(path)
-        if max_bytes == (room.max_bytes if room else None):
+        usage = self._btrfs.usage(path)
+        if max_bytes == (usage.max_bytes if usage else None):
             return
         self._btrfs.limit(path, max_bytes)
-        room = self._btrfs.room(path)
-        if room is None or room.max_bytes != max_bytes:
-            found = None if room is None else room.max_bytes
+        usage = self._btrfs.usage(path)
+        if usage is None or usage.max_bytes != max_bytes:
+            found = None if usage is None else usage.max_bytes
             raise HostError(f"the limit of {path} is {found} and not {max_bytes} bytes")
 
     def drop_scratch(self, task_id: str, spec: TaskSpec | None = None) -> None:
@@ -100,18 +100,18 @@ class Volumes:
         folder = self.state / "scratch"
         for name in unwanted_scratch(self._btrfs.children(folder), task_id, spec):
             self._btrfs.delete(folder / name)
-            passed("scratch.removed")
+            crash_point("scratch.removed")
 
     def all(self, users: Users) -> VolumeInfos:
         """Return all volumes and snapshots, sorted by name."""
         used = users()
-        found = [self._info(*one, used) for one in self._each()]
+        volumes = [self._info(*one, used) for one in self._each_volume()]
         return VolumeInfos(
-            volumes=sorted(found, key=lambda v: (v.entitlement, v.name)),
+            volumes=sorted(volumes, key=lambda v: (v.entitlement, v.name)),
             quota=self._btrfs.quota(self.state).value,
         )
 
-    def _each(self) -> Iterator[tuple[str, str, Named]]:
+    def _each_volume(self) -> Iterator[tuple[str, str, VolumeName]]:
         """Yield folder (below the state folder), name and parsed name of each volume."""
         for folder in self.folders():
             for name in self._btrfs.children(self.state / folder):
@@ -123,15 +123,17 @@ class Volumes:
         top = self.state / "volumes"
         return ["scratch", *sorted(f"volumes/{p.name}" for p in top.iterdir() if p.is_dir())]
 
-    def _info(self, folder: str, name: str, named: Named, used: dict[str, list[str]]) -> VolumeInfo:
-        room = self._btrfs.room(self.state / folder / name)
+    def _info(
+        self, folder: str, name: str, named: VolumeName, used: dict[str, list[str]]
+    ) -> VolumeInfo:
+        usage = self._btrfs.usage(self.state / folder / name)
         kind = "scratch" if folder == "scratch" else "snapshot" if named.label else "persistent"
         return VolumeInfo(
             entitlement=folder.partition("/")[2],
             name=name,
             kind=kind,
-            used_bytes=None if room is None else room.used_bytes,
-            max_bytes=None if room is None else room.max_bytes,
+            used_bytes=None if usage is None else usage.used_bytes,
+            max_bytes=None if usage is None else usage.max_bytes,
             tasks=used.get(f"{folder}/{name}", []),
         )
 
@@ -143,9 +145,9 @@ class Volumes:
         folder, target = f"volumes/{entitlement}", name_of(named.task_id, named.volume, label)
         source = self.state / folder / name
         self._btrfs.snapshot(source, self.state / folder / target, read_only=True)
-        passed("volume.snapshot-made")
+        crash_point("volume.snapshot-made")
         self._btrfs.sync(self.state / folder)
-        return self._info(folder, target, Named(named.task_id, named.volume, label), users())
+        return self._info(folder, target, VolumeName(named.task_id, named.volume, label), users())
 
     def remove(self, entitlement: str, name: str, users: Users) -> None:
         """Remove a persistent volume or a snapshot; raises `Conflict` while a task uses it."""
@@ -157,9 +159,9 @@ class Volumes:
                 hint="stop the task first",
             )
         self._btrfs.delete(self.state / place)
-        passed("volume.removed")
+        crash_point("volume.removed")
 
-    def _named(self, entitlement: str, name: str) -> Named:
+    def _named(self, entitlement: str, name: str) -> VolumeName:
         named = read_name(name)
         if named is None or self._btrfs.find(self.state / "volumes" / entitlement / name) is None:
             raise NotFound(
@@ -169,10 +171,10 @@ class Volumes:
         return named
 
 
-def with_volumes(specs: Mapping[str, TaskSpec]) -> dict[str, list[str]]:
+def tasks_by_volume(specs: Mapping[str, TaskSpec]) -> dict[str, list[str]]:
     """Return the tasks that use each volume on disk, by its path below the state folder."""
-    found: dict[str, list[str]] = {}
+    users: dict[str, list[str]] = {}
     for task_id, spec in sorted(specs.items()):
-        for place in places(task_id, spec, *KEPT, VolumeKind.SHARED):
-            found.setdefault(place, []).append(task_id)
-    return found
+        for place in paths_of(task_id, spec, *KINDS_OF_A_TASK, VolumeKind.SHARED):
+            users.setdefault(place, []).append(task_id)
+    return users

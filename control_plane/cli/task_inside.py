@@ -40,14 +40,14 @@ def exec_(
     For owners of the job; the audit log has every command. Ends with the command's exit code.
     """
     job, index = task_named(name)
-    from agent.terminal import attend, is_terminal, window
+    from agent.terminal import is_terminal, run_session, window
 
     terminal = is_terminal() if tty is None else tty
 
     async def work(client: ControlPlaneClient) -> int:
         session = client.exec_task(job, index, list(command), tty=terminal, window=window())
         async with session as duplex:
-            return await attend(duplex, terminal=terminal, with_input=stdin)
+            return await run_session(duplex, terminal=terminal, with_input=stdin)
 
     sys.exit(target.ask(work))
 

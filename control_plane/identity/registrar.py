@@ -148,11 +148,14 @@ class Registrar:
             log.warning("a host was refused to join", extra=extra)
             raise
         leaf = self._authority.issue(public_key, CertificateSubject("host", request.machine, hosts))
-        await self._inventory.joined(request)
+        machine = await self._inventory.joined(request)
         await self.rotation.record_trust(request.machine, [self._authority.ca_hash])
         await self.duplicates.joined(request.machine)
         log.info("host joined", extra={"machine": request.machine, "address": request.address})
-        return self._certificate(request.machine, leaf)
+        certificate = self._certificate(request.machine, leaf)
+        return msgspec.structs.replace(
+            certificate, location=machine.location, machine_type=machine.machine_type
+        )
 
     async def renew(self, machine: str, request: RenewRequest) -> Certificate:
         """Return the next certificate of a machine that proved its identity."""

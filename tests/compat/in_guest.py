@@ -23,7 +23,7 @@ import msgspec
 
 from agent import api
 from agent.api.exec import ExecEnd, ExecWord
-from agent.cli.asked import checked
+from agent.cli.task_options import checked_spec
 from agent.client import AgentClient
 from agent.config import load, local_socket
 from wire import units
@@ -97,7 +97,7 @@ class Trial:
             **plain(keys, api.TaskSpec),
         }
         self._put_at = time.monotonic()
-        await self._client.put_task(self._name, checked(document))
+        await self._client.put_task(self._name, checked_spec(document))
 
     async def serve(self) -> None:
         """Return once the task serves. Raise if it does not within the limit."""

@@ -209,14 +209,18 @@ def test_free_space_is_part_of_the_size(volume: Volume) -> None:
 def test_a_path_lies_in_the_nearest_subvolume_above_it(volume: Volume) -> None:
     image = an_image(volume)
 
-    assert volume.btrfs.top(image) == volume.btrfs.top(image / "etc") == image
-    assert volume.btrfs.top(volume.folder) != image
+    assert (
+        volume.btrfs.containing_subvolume(image)
+        == volume.btrfs.containing_subvolume(image / "etc")
+        == image
+    )
+    assert volume.btrfs.containing_subvolume(volume.folder) != image
     with pytest.raises(BtrfsError, match="not on a btrfs file system"):
-        volume.btrfs.top(Path("/proc/self"))
+        volume.btrfs.containing_subvolume(Path("/proc/self"))
 
 
 def test_the_own_size_of_a_subvolume_is_a_number_or_unknown(volume: Volume) -> None:
-    found = volume.btrfs.own_bytes(an_image(volume))
+    found = volume.btrfs.exclusive_bytes(an_image(volume))
 
     assert found is None or found >= 0  # data that is not written to disk yet is not counted yet
     assert volume.real or found
@@ -233,9 +237,9 @@ def test_a_limit_is_read_back_and_can_be_changed_and_lifted(volume: Volume) -> N
     assert btrfs.enable_quota(volume.folder) is btrfs.quota(volume.folder) is first
     for most in (8 * MIB, 16 * MIB, None):
         btrfs.limit(path, most)
-        room = btrfs.room(path)
-        assert room
-        assert room.max_bytes == most
+        usage = btrfs.usage(path)
+        assert usage
+        assert usage.max_bytes == most
     btrfs.delete(path)
     assert btrfs.find(path) is None
 
@@ -253,15 +257,15 @@ def test_a_limit_holds_for_the_volume_and_subvolumes_inside(volume: Volume) -> N
             _fill(path / "nested" / "file", 4 * MIB)
         with pytest.raises(OSError, match="Disk quota exceeded"):
             _fill(path / "file", 1 * MIB)
-        room = btrfs.room(path)
-        assert room
-        assert MIB < room.used_bytes <= 2 * MIB
+        usage = btrfs.usage(path)
+        assert usage
+        assert MIB < usage.used_bytes <= 2 * MIB
     btrfs.snapshot(path, kept, read_only=True)
     btrfs.delete(path)
 
     assert (btrfs.find(path), btrfs.find(kept) is not None) == (None, True)
     btrfs.create(path)
-    fresh = btrfs.room(path)
+    fresh = btrfs.usage(path)
     assert fresh
     assert fresh.max_bytes is None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agent.resources.core.huge_pages import bounded_unit
+from agent.resources.core.huge_pages import with_page_limits
 from agent.runtime.core.unit_parts import in_memory
 from agent.tasks.core.unit_properties import TASK_HARDENING, not_after
 from wire.errors import Conflict, InvalidInput, SystemdError
@@ -323,7 +323,7 @@ def test_huge_pages_are_limited_before_a_unit_runs(host: Host, unit: str) -> Non
     cores = Path("/sys/fs/cgroup/cgroup.controllers")
     assert not host.real or "hugetlb" in cores.read_text().split()
     values = {"hugetlb.2MB.rsvd.max": str(4 << 20), "hugetlb.2MB.max": str(4 << 20)}
-    host.systemd.start_transient(unit, bounded_unit(a_service(), values))
+    host.systemd.start_transient(unit, with_page_limits(a_service(), values))
     group = host.whole(unit).control_group
     read = host.cgroups.values(group, list(values))
     assert read == values

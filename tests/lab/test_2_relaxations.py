@@ -86,7 +86,7 @@ def test_the_exposure_of_each_combination_matches_systemd(tmp_path: Path) -> Non
         )
         unit = unit_properties("web", spec, "/")
         if has_own_init(spec):
-            unit = own_init.enclosed("web", spec, unit, own_init.FIRST_ID, "/s", "/r")
+            unit = own_init.container_unit("web", spec, unit, own_init.FIRST_ID, "/s", "/r")
         (tmp_path / f"{row}__{'_'.join(names)}.service").write_text(as_file(unit))
     base = build_image("base", print, project=False, disk=False).folder / "base.raw"
     argv = ["unshare", "--mount", "--propagation", "private", "bash", "-c", ASK, "ask"]

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import agent.config
 import control_plane.config
 import conveyor.config
-from agent.cli.asked import _read as read_task
+from agent.cli.task_options import _read as read_task
 from control_plane.autoscaler.daemon import AutoscalerConfig
 from control_plane.cli import main
 from control_plane.cli.jobfile import read_document

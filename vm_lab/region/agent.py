@@ -15,7 +15,7 @@ from agent import api
 from agent.api import ProfileState, TaskState
 from agent.api.notices import HostNotices
 from agent.api.term import OwnerTerm
-from agent.lease.core.term import is_passed_on, with_owner
+from agent.lease.core.term import has_later_owner, with_owner
 from vm_lab.region.machine import RESERVE_BYTES, Copy, SimulatedMachine
 from wire.errors import Busy, Conflict, NotFound, TwineError, Unprocessable
 
@@ -199,7 +199,7 @@ def _record_owner(machine: SimulatedMachine, request: AgentCall) -> None:
     owner = request.owner
     if owner is None:
         return
-    if request.mutates and is_passed_on(owner, machine.owners):
+    if request.mutates and has_later_owner(owner, machine.owners):
         raise Conflict(f"nothing is changed on {machine.name}: {owner.text()} is an earlier owner")
     machine.owners = with_owner(owner, machine.owners)
 

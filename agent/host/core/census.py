@@ -1,4 +1,4 @@
-"""Compares the objects found on a host with the records: finds their owners, and errors.
+"""Compares the objects on a host with the records: finds the owner of each, and errors.
 
 Pure. `host/gc.py` inspects the host and calls this. It inspects twice, so that changes in progress
 do not count as errors, and repairs.
@@ -20,11 +20,11 @@ from agent.images.core.retention import RetentionDecision
 from agent.tasks.core.reconcile import KnownTask
 from agent.volumes.core.volumes import read_name
 
-_OF_A_TASK = re.compile(
+_TASK_UNIT = re.compile(
     r"twine-(?:task|step)-(?P<task>[a-z0-9-]+)\.service|twine-in-(?P<inside>[a-z0-9-]+)\..+\.service"
 )
-_INTAKE = re.compile(r"twine-(unpack|fetch)-[0-9a-f]+\.service")
-_OWN = {
+_FETCH_UNIT = re.compile(r"twine-(unpack|fetch)-[0-9a-f]+\.service")
+_AGENT_FILES = {
     "agent.lock": "the lock that allows one agent only",
     "clock": "the clocks when the ages of images were last counted",
     "identity": "the identity of this host, with its keys",
@@ -81,30 +81,30 @@ class FoundOnHost:
     mounts: Collection[str] = ()
     """Mounts below the state folder, by path, without the folder itself."""
     files: Collection[str] = ()
-    """Other names in the state folder and in those of roots, images and layers."""
+    """Unknown files in the state folder and in the folders of roots, images and layers."""
     bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     decisions: Mapping[tuple[str, str], RetentionDecision] = field(default_factory=dict)
     """Decision of retention for each image and layer."""
 
 
-def judge(found: FoundOnHost) -> list[Account]:
-    """Return an account of each object that was found, in a fixed order."""
+def account_for(found: FoundOnHost) -> list[Account]:
+    """Return an account of each object, sorted by kind and name."""
     accounts = [
-        *_units(found),
-        *_of_tasks("cgroup", _tasks_of(found.cgroups), found),
-        *_of_tasks("root", {name: name for name in found.roots}, found),
-        *_of_tasks("scratch", {name: name.partition(".")[0] for name in found.scratch}, found),
-        *_volumes(found),
-        *_of_tasks("namespace", {name: name for name in found.namespaces}, found),
-        *_of_tasks("veth", dict(found.veths), found),
-        *_ports(found),
-        *_missing(found),
-        *_store("image", found.images, found),
-        *_store("layer", found.layers, found),
-        *_staging(found),
-        *_records(found),
-        *(_mount(path, found) for path in found.mounts),
-        *_files(found),
+        *_unit_accounts(found),
+        *_task_accounts("cgroup", _tasks_of(found.cgroups), found),
+        *_task_accounts("root", {name: name for name in found.roots}, found),
+        *_task_accounts("scratch", {name: name.partition(".")[0] for name in found.scratch}, found),
+        *_volume_accounts(found),
+        *_task_accounts("namespace", {name: name for name in found.namespaces}, found),
+        *_task_accounts("veth", dict(found.veths), found),
+        *_port_accounts(found),
+        *_missing_accounts(found),
+        *_store_accounts("image", found.images, found),
+        *_store_accounts("layer", found.layers, found),
+        *_staging_accounts(found),
+        *_record_accounts(found),
+        *(_mount_account(path, found) for path in found.mounts),
+        *_file_accounts(found),
     ]
     # A file in the state folder can have any name.
     shown = (
@@ -114,7 +114,7 @@ def judge(found: FoundOnHost) -> list[Account]:
     return sorted(shown, key=lambda a: (a.kind, a.name))
 
 
-def lasting(first: Iterable[Account], again: Iterable[Account]) -> list[Account]:
+def confirmed(first: Iterable[Account], again: Iterable[Account]) -> list[Account]:
     """Return the accounts of the second inspection; only errors of both count as errors."""
     before = {(a.kind, a.name, a.why) for a in first if a.wrong}
     return [
@@ -128,13 +128,13 @@ def lasting(first: Iterable[Account], again: Iterable[Account]) -> list[Account]
 def _tasks_of(units: Iterable[str]) -> dict[str, str]:
     found = {}
     for unit in units:
-        match = _OF_A_TASK.fullmatch(unit.rpartition("/")[2])
+        match = _TASK_UNIT.fullmatch(unit.rpartition("/")[2])
         if match:
             found[unit] = match["task"] or match["inside"]
     return found
 
 
-def _of_tasks(kind: str, things: Mapping[str, str], found: FoundOnHost) -> Iterator[Account]:
+def _task_accounts(kind: str, things: Mapping[str, str], found: FoundOnHost) -> Iterator[Account]:
     """Yield accounts of objects that belong to tasks."""
     for name, task_id in things.items():
         size, owner = found.bytes.get((kind, name)), f"task {task_id}"
@@ -148,43 +148,43 @@ def _of_tasks(kind: str, things: Mapping[str, str], found: FoundOnHost) -> Itera
 
 
 def _account(kind: str, name: str, owner: str, why: str, size: int | None = None) -> Account:
-    """Return the account of an object; without an owner it goes, because it must not be there."""
+    """Return the account of an object. An object without an owner is an error and is removed."""
     wrong = not owner
     return Account(
         kind=kind, name=name, owner=owner, stays=not wrong, why=why, bytes=size, wrong=wrong
     )
 
 
-def _units(found: FoundOnHost) -> Iterator[Account]:
+def _unit_accounts(found: FoundOnHost) -> Iterator[Account]:
     of_tasks = _tasks_of(found.units)
-    yield from _of_tasks("unit", of_tasks, found)
+    yield from _task_accounts("unit", of_tasks, found)
     for unit in found.units:
         if unit in of_tasks:
             continue
         owner, why = "agent", "a service of the host"
-        if _INTAKE.fullmatch(unit) and found.is_receiving:
+        if _FETCH_UNIT.fullmatch(unit) and found.is_receiving:
             why = "it belongs to a running image fetch"
-        elif _INTAKE.fullmatch(unit):
+        elif _FETCH_UNIT.fullmatch(unit):
             owner, why = "", "no image is being fetched"
         yield _account("unit", unit, owner, why)
 
 
-_RUNS = ("active", "activating", "reloading", "deactivating")
+_RUNNING_STATES = ("active", "activating", "reloading", "deactivating")
 
 
-def _missing(found: FoundOnHost) -> Iterator[Account]:
-    """Account for what must be there and is not."""
+def _missing_accounts(found: FoundOnHost) -> Iterator[Account]:
+    """Yield accounts of missing objects."""
     for task_id, task in found.tasks.items():
         unit = f"twine-task-{task_id}.service"
         lacks = []
         if task.state is TaskState.RUNNING and not task.leaving:
-            if found.units.get(unit) not in _RUNS:
+            if found.units.get(unit) not in _RUNNING_STATES:
                 lacks.append(f"its unit {unit}")
             if task_id not in found.roots:
                 lacks.append("its root")
-            there = {f"volumes/{v}" for v in found.volumes}
-            there |= {f"scratch/{name}" for name in found.scratch}
-            lacks += [f"its volume {place}" for place in task.volumes if place not in there]
+            present = {f"volumes/{v}" for v in found.volumes}
+            present |= {f"scratch/{name}" for name in found.scratch}
+            lacks += [f"its volume {place}" for place in task.volumes if place not in present]
             if task.image.removeprefix("sha256:") not in found.images.described:
                 lacks.append(f"its image {task.image}")
         if f"{task_id}.json" not in found.records:
@@ -199,27 +199,27 @@ def _missing(found: FoundOnHost) -> Iterator[Account]:
             )
 
 
-def _store(kind: str, store: SubvolumeStore, found: FoundOnHost) -> Iterator[Account]:
+def _store_accounts(kind: str, store: SubvolumeStore, found: FoundOnHost) -> Iterator[Account]:
     for name in sorted({*store.subvolumes, *store.described}):
         owner, size = f"{kind} sha256:{name}", found.bytes.get((kind, name))
-        there, described = name in store.subvolumes, name in store.described
-        if there and described and name not in store.open:
+        present, described = name in store.subvolumes, name in store.described
+        if present and described and name not in store.open:
             decision = found.decisions.get(
                 (kind, f"sha256:{name}"), RetentionDecision(True, "it is complete")
             )
             stays, why = decision.stays, decision.why
             yield Account(kind=kind, name=name, owner=owner, stays=stays, why=why, bytes=size)
-        elif found.is_receiving and not (there and described):
+        elif found.is_receiving and not (present and described):
             yield Account(kind=kind, name=name, owner=owner, why="it is being received", bytes=size)
         else:
-            why = "it is still writable" if there and described else "its description is missing"
-            why = why if there else "only its description is there"
+            why = "it is still writable" if present and described else "its description is missing"
+            why = why if present else "only its description is there"
             yield Account(
                 kind=kind, name=name, owner=owner, stays=False, why=why, bytes=size, wrong=True
             )
 
 
-def _volumes(found: FoundOnHost) -> Iterator[Account]:
+def _volume_accounts(found: FoundOnHost) -> Iterator[Account]:
     """Yield accounts of persistent volumes, which stay until a person removes them."""
     used = {place: t for t, task in found.tasks.items() for place in task.volumes}
     for name in found.volumes:
@@ -237,7 +237,7 @@ def _volumes(found: FoundOnHost) -> Iterator[Account]:
         yield Account(kind="volume", name=name, owner=owner, why=why, bytes=size)
 
 
-def _staging(found: FoundOnHost) -> Iterator[Account]:
+def _staging_accounts(found: FoundOnHost) -> Iterator[Account]:
     owner, why = "", "no image is being received"
     if found.is_receiving:
         owner, why = "agent", "an image is being received"
@@ -245,7 +245,7 @@ def _staging(found: FoundOnHost) -> Iterator[Account]:
         yield _account("staging", name, owner, why, found.bytes.get(("staging", name)))
 
 
-def _records(found: FoundOnHost) -> Iterator[Account]:
+def _record_accounts(found: FoundOnHost) -> Iterator[Account]:
     for name in found.records:
         task_id = name.removesuffix(".json")
         if name.startswith("."):
@@ -266,7 +266,7 @@ def _records(found: FoundOnHost) -> Iterator[Account]:
         yield account
 
 
-def _ports(found: FoundOnHost) -> Iterator[Account]:
+def _port_accounts(found: FoundOnHost) -> Iterator[Account]:
     for name in found.ports:
         of = sorted(task_id for task_id, task in found.tasks.items() if task.ports == name)
         if of:
@@ -281,7 +281,7 @@ def _ports(found: FoundOnHost) -> Iterator[Account]:
         yield Account(kind="ports", name=name, owner=owner, stays=stays, why=why)
 
 
-def _mount(path: str, found: FoundOnHost) -> Account:
+def _mount_account(path: str, found: FoundOnHost) -> Account:
     parts = path.split("/")
     for number, (folder, of_task) in enumerate(pairwise(parts), start=2):
         if folder == "tasks" and (of_task in found.tasks or of_task in found.unreadable):
@@ -304,11 +304,11 @@ def _mount(path: str, found: FoundOnHost) -> Account:
     return Account(kind="mount", name=path, stays=False, why=why, wrong=True)
 
 
-def _files(found: FoundOnHost) -> Iterator[Account]:
+def _file_accounts(found: FoundOnHost) -> Iterator[Account]:
     for name in found.files:
         top, _, inner = name.partition("/")
-        if not inner and top in _OWN:
-            yield Account(kind="file", name=name, owner="agent", why=_OWN[top])
+        if not inner and top in _AGENT_FILES:
+            yield Account(kind="file", name=name, owner="agent", why=_AGENT_FILES[top])
         else:
             why = "the agent never creates such an object; examine it, then remove it by hand"
             yield Account(kind="file", name=name, why=why, wrong=True)

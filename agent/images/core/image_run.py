@@ -36,15 +36,15 @@ def image_properties(spec: TaskSpec, config: OciConfig | None) -> dict[str, obje
 
     `spec` is the result of `as_run`.
     """
-    found: dict[str, object] = {"ExecSearchPath": folders_of(spec.environment.get("PATH", ""))}
+    properties: dict[str, object] = {"ExecSearchPath": folders_of(spec.environment.get("PATH", ""))}
     if config is None:
-        return found
-    found["KillMode"] = "mixed"  # the main process ends the others (docs/adr/0222)
+        return properties
+    properties["KillMode"] = "mixed"  # the main process ends the others (docs/adr/0222)
     if config.working_dir.rstrip("/"):
-        found["WorkingDirectory"] = config.working_dir
+        properties["WorkingDirectory"] = config.working_dir
     if config.stop_signal:
-        found["KillSignal"] = SIGNALS[config.stop_signal]
-    return found
+        properties["KillSignal"] = SIGNALS[config.stop_signal]
+    return properties
 
 
 def folders_of(path: str) -> list[str]:

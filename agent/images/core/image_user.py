@@ -40,8 +40,8 @@ class ListedUsers:
                 yield fields
 
 
-def asks(user: str) -> bool:
-    """Return whether an image names a user other than root."""
+def names_user(user: str) -> bool:
+    """Return whether the user of an image is not root."""
     return user.partition(":")[0] not in ("", "0", "root")
 
 
@@ -51,7 +51,7 @@ def resolve(user: str, users: ListedUsers, groups: ListedUsers) -> ImageUser | N
     Raises `Unprocessable` for a name that the image does not list, and for a bad number.
     """
     who, _, group = user.partition(":")
-    if not asks(user):
+    if not names_user(user):
         return None
     line = _line(who, users)
     uid = int(line[2]) if line else _in_range(who, "user", users)

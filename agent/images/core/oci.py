@@ -183,8 +183,10 @@ def chain_of(below: str, diff_id: str) -> str:
 
 def is_index(data: bytes) -> bool:
     """Return whether a document lists images instead of being one."""
-    found = _decoded(data, _Manifest, "the manifest")
-    return found.media_type in _INDEXES or (not found.media_type and found.manifests is not None)
+    document = _decoded(data, _Manifest, "the manifest")
+    return document.media_type in _INDEXES or (
+        not document.media_type and document.manifests is not None
+    )
 
 
 def choose(data: bytes, processor: Processor) -> str:
@@ -217,10 +219,10 @@ def _runs(processor: Processor, platform: _Platform) -> bool:
     return platform.os == "linux" and processor.runs(platform.architecture, platform.variant)
 
 
-def _rank(found: _Descriptor) -> tuple[bool, bool, int]:
-    variant = found.platform.variant if found.platform else ""
+def _rank(descriptor: _Descriptor) -> tuple[bool, bool, int]:
+    variant = descriptor.platform.variant if descriptor.platform else ""
     number = int(variant[1:]) if re.fullmatch(r"v[0-9]{1,3}", variant) else 0
-    return found.platform is None, bool(variant), -number
+    return descriptor.platform is None, bool(variant), -number
 
 
 def _platform_text(platform: _Platform) -> str:
@@ -233,41 +235,45 @@ def read_manifest(data: bytes, expected: str = "") -> Manifest:
     digest = digest_of(data)
     if expected and digest != expected:
         raise Unprocessable(f"the manifest {expected} has digest {digest}: it was changed")
-    found = _decoded(data, _Manifest, "the manifest")
-    if found.schema_version != 2:
-        raise Unprocessable(f"manifest {digest} has schema {found.schema_version}, not 2")
-    if found.media_type and found.media_type not in _MANIFESTS:
-        raise Unprocessable(f"manifest {digest} is of type {found.media_type}: not an image")
-    if found.config is None or not found.layers:
+    document = _decoded(data, _Manifest, "the manifest")
+    if document.schema_version != 2:
+        raise Unprocessable(f"manifest {digest} has schema {document.schema_version}, not 2")
+    if document.media_type and document.media_type not in _MANIFESTS:
+        raise Unprocessable(f"manifest {digest} is of type {document.media_type}: not an image")
+    if document.config is None or not document.layers:
         raise Unprocessable(f"manifest {digest} has no configuration or no layers: not an image")
-    if len(found.layers) > LAYERS_MAX:
+    if len(document.layers) > LAYERS_MAX:
         raise Unprocessable(
-            f"manifest {digest} has {len(found.layers)} layers; the maximum is {LAYERS_MAX}"
+            f"manifest {digest} has {len(document.layers)} layers; the maximum is {LAYERS_MAX}"
         )
-    config = _checked(found.config, "the configuration")
+    config = _checked(document.config, "the configuration")
     if config.size > DOCUMENT_MAX_BYTES:
         raise Unprocessable(f"the configuration of {digest} declares a size of {config.size} bytes")
-    layers = tuple(_layer_blob(d) for d in found.layers)
+    layers = tuple(_layer_blob(d) for d in document.layers)
     return Manifest(digest, Blob(config.digest, config.size), layers)
 
 
-def _layer_blob(found: _Descriptor) -> Blob:
-    digest = _checked(found, "a layer").digest
-    if ".nondistributable." in found.media_type or ".foreign." in found.media_type or found.urls:
+def _layer_blob(descriptor: _Descriptor) -> Blob:
+    digest = _checked(descriptor, "a layer").digest
+    if (
+        ".nondistributable." in descriptor.media_type
+        or ".foreign." in descriptor.media_type
+        or descriptor.urls
+    ):
         raise Unprocessable(
             (
-                f"layer {digest} is a foreign layer ({found.media_type}): the registry does "
+                f"layer {digest} is a foreign layer ({descriptor.media_type}): the registry does "
                 "not have it"
             ),
             hint="build the image without layers that may not be distributed",
         )
-    kind = _LAYERS.get(found.media_type)
+    kind = _LAYERS.get(descriptor.media_type)
     if kind is None:
         raise Unprocessable(
-            f"layer {digest} is of the unsupported type {found.media_type}",
+            f"layer {digest} is of the unsupported type {descriptor.media_type}",
             hint="plain, gzip and zstd layers are supported; encrypted ones are not",
         )
-    return Blob(digest, found.size, kind)
+    return Blob(digest, descriptor.size, kind)
 
 
 def read_config(
@@ -276,12 +282,12 @@ def read_config(
     """Return the layers, lowest first, and how the image is meant to be run."""
     if digest_of(data) != manifest.config.digest:
         raise Unprocessable(f"the configuration of {manifest.digest} has another digest")
-    found = _decoded(data, _Config, "the configuration")
-    platform = _Platform(found.architecture, found.os, found.variant)
+    document = _decoded(data, _Config, "the configuration")
+    platform = _Platform(document.architecture, document.os, document.variant)
     if not _runs(processor, platform):
         is_for = _platform_text(platform)
         raise Unprocessable(f"image {manifest.digest} is for {is_for}, not for {processor}")
-    ids = found.rootfs.diff_ids
+    ids = document.rootfs.diff_ids
     if len(ids) != len(manifest.layers) or not all(_DIGEST.fullmatch(i) for i in ids):
         raise Unprocessable(
             f"image {manifest.digest} has {len(manifest.layers)} layers, and its "
@@ -292,7 +298,7 @@ def read_config(
         chain = chain_of(below, diff_id)
         layers.append(Layer(chain, below, diff_id, blob))
         below = chain
-    return layers, _run_config(found.config or _Run(), manifest.digest)
+    return layers, _run_config(document.config or _Run(), manifest.digest)
 
 
 def _run_config(run: _Run, digest: str) -> OciConfig:
@@ -336,19 +342,21 @@ def _signal(name: str, digest: str) -> str:
     if not name:
         return ""
     by_number = {str(number): word for word, number in SIGNALS.items()}
-    found = by_number.get(name, name.upper())
-    found = found if found.startswith("SIG") else f"SIG{found}"
-    if found not in SIGNALS:
+    signal = by_number.get(name, name.upper())
+    signal = signal if signal.startswith("SIG") else f"SIG{signal}"
+    if signal not in SIGNALS:
         raise Unprocessable(f"image {digest} has the stop signal {name!r}, which does not exist")
-    return found
+    return signal
 
 
-def _checked(found: _Descriptor, what: str) -> _Descriptor:
-    if not _DIGEST.fullmatch(found.digest):
-        raise Unprocessable(f"{what} is named {found.digest[:80]!r}: only sha256 is supported")
-    if found.size > LAYER_MAX_BYTES:
-        raise Unprocessable(f"{what} ({found.digest}) declares a size of {found.size} bytes")
-    return found
+def _checked(descriptor: _Descriptor, what: str) -> _Descriptor:
+    if not _DIGEST.fullmatch(descriptor.digest):
+        raise Unprocessable(f"{what} is named {descriptor.digest[:80]!r}: only sha256 is supported")
+    if descriptor.size > LAYER_MAX_BYTES:
+        raise Unprocessable(
+            f"{what} ({descriptor.digest}) declares a size of {descriptor.size} bytes"
+        )
+    return descriptor
 
 
 def _decoded(data: bytes, kind: type[T], what: str) -> T:
@@ -381,7 +389,7 @@ class ImageLocation:
         return f"docker://{self.repository}@{digest}"
 
 
-def place_of(reference: str) -> ImageLocation:
+def location_of(reference: str) -> ImageLocation:
     """Return the parts of a reference that fits `api.Reference`."""
     rest, _, digest = reference.partition("@")
     registry, _, path = rest.partition("/")

@@ -90,17 +90,17 @@ def decide_layers(
         if decisions[image.digest].stays:
             for chain in image.layers:
                 users[chain] = users.get(chain, 0) + 1
-    found = {}
+    layer_decisions = {}
     for layer in layers:
         count = users.get(layer.chain, 0)
         if count:
             users_text = "1 image uses" if count == 1 else f"{count} images use"
-            found[layer.chain] = RetentionDecision(True, f"{users_text} it")
+            layer_decisions[layer.chain] = RetentionDecision(True, f"{users_text} it")
         elif layer.held:
-            found[layer.chain] = RetentionDecision(True, "a running image fetch needs it")
+            layer_decisions[layer.chain] = RetentionDecision(True, "a running image fetch needs it")
         else:
-            found[layer.chain] = RetentionDecision(False, "no image uses it")
-    return found
+            layer_decisions[layer.chain] = RetentionDecision(False, "no image uses it")
+    return layer_decisions
 
 
 def _age(seconds: float) -> str:

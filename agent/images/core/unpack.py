@@ -23,11 +23,11 @@ with one overloaded emulated CPU, nine fetches at once took 140 s until the firs
 UNPACK_MEMORY_BYTES = 512 << 20
 FILL_BYTES_PER_S = 1_000_000_000
 """The highest rate at which unpacking fills a disk."""
-LOOK_LEAST_S, LOOK_MOST_S = 0.1, 1.0
+CHECK_MIN_S, CHECK_MAX_S = 0.1, 1.0
 
 NO_TMP = ("-/tmp", "-/var/tmp")
-"""No program here needs these folders. systemd makes and removes private ones on disk for every
-unit, which takes a fifth of a second in an emulated guest."""
+"""No program here needs these folders. systemd would make and remove private ones on disk for each
+unit. That takes a fifth of a second in an emulated guest."""
 
 _SANDBOX: dict[str, object] = {
     "Type": "oneshot",
@@ -77,14 +77,14 @@ FIND_SETUID = (
 """Arguments of find(1) that remove set-uid and set-gid bits."""
 
 
-def until_next_look_s(free_bytes: int, reserve_bytes: int) -> float:
+def until_next_check_s(free_bytes: int, reserve_bytes: int) -> float:
     """Return the seconds until the next check of the free space while an image is unpacked.
 
-    Until then unpacking uses at most `LOOK_LEAST_S` worth of the reserve. The pause grows with the
+    Until then unpacking uses at most `CHECK_MIN_S` worth of the reserve. The pause grows with the
     free space, because ten checks a second slow down unpacking on a small host.
     """
     room_s = (free_bytes - reserve_bytes) / FILL_BYTES_PER_S
-    return min(max(room_s, LOOK_LEAST_S), LOOK_MOST_S)
+    return min(max(room_s, CHECK_MIN_S), CHECK_MAX_S)
 
 
 def unpack_properties(
@@ -144,8 +144,8 @@ def fetch_properties(
 ) -> dict[str, object]:
     """Return the properties of a unit that runs skopeo, which writes only to `target`.
 
-    It has a network, so it must not see `secrets`. /sys is bound read-only, because systemd 257
-    does this for `ProtectKernelTunables` only in a unit with a private network (docs/adr/0115).
+    It has a network, so it must not see `secrets`. /sys is bound read-only here: for
+    `ProtectKernelTunables` systemd 257 does this only with a private network (docs/adr/0115).
     Its output goes to the file `output`. Its errors go to the journal, where the agent reads them.
     """
     command = ["/usr/bin/skopeo", "--insecure-policy", *arguments]
@@ -168,10 +168,10 @@ _LOGGED = re.compile(r'\blevel=\w+ msg="((?:[^"\\]|\\.)*)"')
 """skopeo's format of errors without a terminal: a line of key=value pairs."""
 
 
-def complaint(line: str) -> str:
+def logged_message(line: str) -> str:
     """Return the message of a log line, without its time and level."""
-    found = _LOGGED.search(line)
-    return line if found is None else re.sub(r"\\(.)", r"\1", found[1])
+    match = _LOGGED.search(line)
+    return line if match is None else re.sub(r"\\(.)", r"\1", match[1])
 
 
 def _sandbox(

@@ -1,10 +1,10 @@
 """A root that its task may write to: the writable folders, their owner, and the unit's properties.
 
 Pure. `DynamicUser=` makes the whole root read-only, and no property of systemd 257 reverts that. So
-each folder at the top of the root is named. /home and /root themselves stay read-only; the folders
-in them are named. /run is in memory, with the image's folders in it (volumes/core/mounts.py).
-systemd creates mount points in /run, which the kernel refuses in a root that is id-mapped for the
-task's user (docs/adr/0176).
+each folder at the top of the root is made writable by its name. /home and /root themselves stay
+read-only; the folders in them are made writable. /run is in memory, with the image's folders in it
+(volumes/core/mounts.py). systemd creates mount points in /run, which the kernel refuses in a root
+that is id-mapped for the task's user (docs/adr/0176).
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from agent.api.volumes import VolumeKind
 from agent.runtime.core.records import has_own_init
 from agent.runtime.core.unit_parts import texts
 
-CLOSED = frozenset(("boot", "dev", "lost+found", "proc", "sys", "tmp"))
-"""Folders at the top of a root that stay closed: they are the kernel's, or private already."""
-ENTERED = ("home", "root", "run")
-"""Folders at the top whose subfolders are opened instead of the whole folder."""
+NOT_WRITABLE = frozenset(("boot", "dev", "lost+found", "proc", "sys", "tmp"))
+"""Folders at the top of a root that stay read-only: they are the kernel's, or private already."""
+WRITABLE_BELOW = ("home", "root", "run")
+"""Folders at the top whose subfolders are made writable instead of the whole folder."""
 TOPS_MAX = 64
-"""Each opened folder is a mount; further folders stay read-only."""
+"""Most writable folders at the top. Each is a mount; further folders stay read-only."""
 BELOW_MAX = 16
+"""Most writable folders in each of `WRITABLE_BELOW`."""
 _OF_SYSTEMD = frozenset(("credentials", "host", "systemd", "twine-identity", "user"))
 """Folders that systemd, or the agent, makes in each unit's /run."""
 
 
-def is_writable(spec: TaskSpec, config: OciConfig | None, *, can_bound: bool) -> bool:
+def is_writable(spec: TaskSpec, config: OciConfig | None, *, has_quotas: bool) -> bool:
     """Return whether a task may write to its root.
 
-    By default an OCI image may, as in other runtimes, if the host can limit its size (`can_bound`).
-    A task with its own init writes to memory. A `raw` task runs as root without a sandbox.
+    By default a task of an OCI image may, as in other runtimes, if the host can limit the size
+    of its root (`has_quotas`). A task with its own init writes to memory. A `raw` task runs as root
+    without a sandbox.
     """
     if has_own_init(spec) or Relaxation.RAW in spec.relaxations:
         return False
     if spec.root is None:
-        return config is not None and can_bound
+        return config is not None and has_quotas
     return spec.root is RootMode.WRITABLE
 
 
@@ -57,38 +59,40 @@ def owner_of_root(users: str, groups: str) -> ImageUser:
     )
 
 
-def opened(unit: Mapping[str, object], spec: TaskSpec, tops: Sequence[str]) -> dict[str, object]:
-    """Return the unit properties that allow writing below the folders `tops` of a root.
+def writable_root_properties(
+    unit: Mapping[str, object], spec: TaskSpec, folders: Sequence[str]
+) -> dict[str, object]:
+    """Return the unit properties that allow writing below some folders of a root.
 
     Shared volumes stay read-only.
     """
-    named = [f"-+/{name}" for name in tops if not name.startswith("run/")]
+    named = [f"-+/{name}" for name in folders if not name.startswith("run/")]
     shared = [f"-+{v.path}" for v in spec.volumes.values() if v.kind is VolumeKind.SHARED]
-    found: dict[str, object] = {
+    properties: dict[str, object] = {
         "ReadWritePaths": [*named, "-+/run", *texts(unit.get("ReadWritePaths"))]
     }
     if shared:
-        found["ReadOnlyPaths"] = (*texts(unit.get("ReadOnlyPaths")), *shared)
-    return found
+        properties["ReadOnlyPaths"] = (*texts(unit.get("ReadOnlyPaths")), *shared)
+    return properties
 
 
-def in_run(tops: Sequence[str]) -> list[str]:
-    """Return the names of the folders in /run among those that a writable root opens."""
-    return [name.removeprefix("run/") for name in tops if name.startswith("run/")]
+def in_run(folders: Sequence[str]) -> list[str]:
+    """Return the names of those writable folders that are in /run."""
+    return [name.removeprefix("run/") for name in folders if name.startswith("run/")]
 
 
-def choose_tops(folders: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the folders that a writable root opens, as relative paths.
+def choose_writable_folders(folders: Mapping[str, Collection[str]]) -> list[str]:
+    """Return the writable folders of a writable root, as relative paths.
 
     `folders` has the folders at the image's top (key ""), and those in its /home, /root and /run.
     """
-    closed = {*CLOSED, *ENTERED}
-    tops = [name for name in sorted(folders[""]) if name not in closed and _is_plain(name)]
-    found = tops[:TOPS_MAX]
-    for above in ENTERED:
+    excluded = {*NOT_WRITABLE, *WRITABLE_BELOW}
+    top = [n for n in sorted(folders[""]) if n not in excluded and _is_plain(n)]
+    chosen = top[:TOPS_MAX]
+    for above in WRITABLE_BELOW:
         inner = [n for n in sorted(folders.get(above, ())) if n not in _OF_SYSTEMD and _is_plain(n)]
-        found += [f"{above}/{name}" for name in inner[:BELOW_MAX]]
-    return found
+        chosen += [f"{above}/{name}" for name in inner[:BELOW_MAX]]
+    return chosen
 
 
 def _is_plain(name: str) -> bool:

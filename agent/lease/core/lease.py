@@ -1,8 +1,8 @@
 """How long a task may run without contact to its control plane (docs/adr/0024).
 
 The agent gives each answer to a poll a name that contains its time. The next request carries the
-name of the newest answer that the control plane received. Only this proves that an answer of that
-moment arrived. So the host never counts from a later moment than the control plane does, even if
+name of the newest answer that the control plane received. Only this name proves that the answer
+arrived. So the host never counts from a later moment than the control plane does, even if
 the network delays, repeats or loses messages, or delivers them in one direction only. All times
 are seconds since boot, suspend included (CLOCK_BOOTTIME): no clock step changes them.
 """
@@ -40,7 +40,7 @@ def is_bound(spec: TaskSpec) -> bool:
 
 def ends_at(spec: TaskSpec, contact_s: float | None) -> float | None:
     """Return when to stop a task without new contact, in seconds since boot; None: never."""
-    return Bond.of(spec).ends_at(contact_s) if is_bound(spec) else None
+    return TaskLease.of(spec).ends_at(contact_s) if is_bound(spec) else None
 
 
 def is_cut_off(spec: TaskSpec, now: LeaseMoment) -> bool:
@@ -76,8 +76,8 @@ def answered_at(name: str, boot_id: str, boot_s: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Bond:
-    """The limits of a bound task, as its file holds them."""
+class TaskLease:
+    """The lease of one bound task, as its file contains it."""
 
     after_s: float
     stop_timeout_s: float
@@ -85,9 +85,9 @@ class Bond:
     """When all its processes must be gone even after new contact; set once its time ran out."""
 
     @staticmethod
-    def of(spec: TaskSpec) -> Bond:
-        """Return the bond of a task."""
-        return Bond(spec.disconnect.after_s, spec.stop_timeout_s)
+    def of(spec: TaskSpec) -> TaskLease:
+        """Return the lease of a task whose time has not run out."""
+        return TaskLease(spec.disconnect.after_s, spec.stop_timeout_s)
 
     def line(self) -> str:
         """Return the text of the file."""
@@ -104,23 +104,23 @@ class Bond:
             return self.kill_at_s or 0.0
         return contact_s + self.after_s + self.stop_timeout_s + FENCE_GRACE_S
 
-    def lapsed(self, contact_s: float | None) -> Bond:
-        """Return the bond after its time ran out; later contact does not change it."""
-        return Bond(self.after_s, self.stop_timeout_s, self.kills_at(contact_s))
+    def lapsed(self, contact_s: float | None) -> TaskLease:
+        """Return the lease after its time ran out; later contact does not change it."""
+        return TaskLease(self.after_s, self.stop_timeout_s, self.kills_at(contact_s))
 
     def is_overdue(self, contact_s: float | None, now_s: float) -> bool:
         """Return whether every process of the task must be gone by now."""
         return now_s >= self.kills_at(contact_s)
 
 
-STRICTEST = Bond(0.0, 0.0, 0.0)
-"""Used for a file that cannot be parsed: the task is ended rather than forgotten."""
+EXPIRED_LEASE = TaskLease(0.0, 0.0, 0.0)
+"""Used for a file that cannot be parsed: the fence then ends the task."""
 
 
-def read_bond(text: str) -> Bond:
-    """Return the bond in a file's text, `STRICTEST` if it cannot be parsed."""
+def read_lease(text: str) -> TaskLease:
+    """Return the lease in a file's text, `EXPIRED_LEASE` if it cannot be parsed."""
     numbers = read_numbers(text)
-    return Bond(*numbers) if len(numbers) in (2, 3) else STRICTEST
+    return TaskLease(*numbers) if len(numbers) in (2, 3) else EXPIRED_LEASE
 
 
 def read_numbers(text: str) -> tuple[float, ...]:

@@ -34,7 +34,7 @@ def newest(sent: Term, known: Term | None) -> Term:
     return sent if sent.now > known.now else known
 
 
-def is_passed_on(sent: OwnerTerm, known: Mapping[str, int]) -> bool:
+def has_later_owner(sent: OwnerTerm, known: Mapping[str, int]) -> bool:
     """Return whether the entitlement has a later owner than the sender."""
     return sent.number < known.get(sent.entitlement, 0)
 

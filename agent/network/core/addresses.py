@@ -1,7 +1,7 @@
 """Names and addresses of tasks' private networks, derived from the host and the task.
 
-An IPv6 address consists of the region's prefix, the host's IPv4 address, a hash of the job and a
-hash of the task, 32 bits each. So any host can derive the destination host and the sending task of
+An IPv6 address has four parts of 32 bits: the region's prefix, the host's IPv4 address, a hash of
+the job and a hash of the task. So any host can derive the destination host and the sending task of
 a packet from its addresses. The tunnel is 6rd's (RFC 5969), the firewall compares the hashes.
 """
 
@@ -89,9 +89,9 @@ def address4(site: Site, task_id: str, taken: Collection[str]) -> IPv4Address:
     usable = network.num_addresses - 3
     start = digest(task_id) % usable
     for step in range(usable):
-        found = network.network_address + 2 + (start + step) % usable
-        if str(found) not in taken:
-            return found
+        address = network.network_address + 2 + (start + step) % usable
+        if str(address) not in taken:
+            return address
     raise HostError(
         f"no address of {site.prefix4} is free for task {task_id}",
         hint="set a larger network_prefix4",
@@ -100,7 +100,7 @@ def address4(site: Site, task_id: str, taken: Collection[str]) -> IPv4Address:
 
 def plan(site: Site, task_id: str, spec: TaskSpec, known: Collection[TaskNet]) -> TaskNet:
     """Return the private network of a task; an existing one keeps its IPv4 address."""
-    mine = next((net for net in known if net.task_id == task_id), None)
+    existing = next((net for net in known if net.task_id == task_id), None)
     taken = {net.address4 for net in known}
     rate = spec.network.egress_mbps
     return TaskNet(
@@ -108,7 +108,7 @@ def plan(site: Site, task_id: str, spec: TaskSpec, known: Collection[TaskNet]) -
         job=spec.job,
         namespace=netns_of(task_id),
         veth=veth_of(task_id),
-        address4=mine.address4 if mine else str(address4(site, task_id, taken)),
+        address4=existing.address4 if existing else str(address4(site, task_id, taken)),
         address6=str(address6(site, task_id, spec.job)),
         egress_bps=None if rate is None else round(rate * 1e6),
         allow_from=list(spec.network.allow_from),

@@ -12,7 +12,7 @@ from agent.netplan import TUNNEL, Chain, Match, Rule, Site, TaskNet
 from agent.network.core.addresses import HASH_BITS, digest
 
 TABLE = "twine"
-OURS = "tw*"
+TASK_LINKS = "tw*"
 """Every link that leads to tasks: their own links, and the tunnel to other hosts (`twine6`)."""
 _LINK_LOCAL = ("169.254.0.0/16", "fe80::/10")
 _HASH_BYTES = HASH_BITS // 8
@@ -23,15 +23,15 @@ _JOB_AT, _TASK_AT = 8, 8 + _HASH_BYTES
 def table(site: Site, nets: Collection[TaskNet]) -> list[Chain]:
     """Return the whole table for these private networks."""
     agent = Match("tcp dport", site.agent_port)
-    from_ours, known = Match("iifname", OURS), Match("ct state", "established")
+    from_tasks, known = Match("iifname", TASK_LINKS), Match("ct state", "established")
     forward = [Rule((known,), "accept"), *(r for net in nets for r in _own_addresses(net))]
-    forward += [Rule((from_ours, _to(prefix)), "drop") for prefix in _LINK_LOCAL]
-    forward += [Rule((from_ours, agent), "reject")]
-    forward += [rule for net in nets for rule in _let_in(site, net)]
+    forward += [Rule((from_tasks, _to(prefix)), "drop") for prefix in _LINK_LOCAL]
+    forward += [Rule((from_tasks, agent), "reject")]
+    forward += [rule for net in nets for rule in _allow_rules(site, net)]
     tunnel = Match("oifname", TUNNEL)
     forward += [Rule((Match("iifname", TUNNEL), tunnel), "drop")]
     forward += [Rule((tunnel,), "accept")]  # the receiving host filters
-    forward += [Rule((Match("oifname", OURS),), "drop")]
+    forward += [Rule((Match("oifname", TASK_LINKS),), "drop")]
     return [
         Chain(
             "from-tasks",
@@ -40,8 +40,8 @@ def table(site: Site, nets: Collection[TaskNet]) -> list[Chain]:
             0,
             (
                 Rule((known,), "accept"),
-                Rule((from_ours, _to(_LINK_LOCAL[0])), "drop"),
-                Rule((from_ours, agent), "reject"),
+                Rule((from_tasks, _to(_LINK_LOCAL[0])), "drop"),
+                Rule((from_tasks, agent), "reject"),
             ),
         ),
         Chain("between-tasks", "forward", "filter", 0, tuple(forward)),
@@ -52,7 +52,7 @@ def table(site: Site, nets: Collection[TaskNet]) -> list[Chain]:
             0,
             (Rule((Match("cgroup", site.tasks_group), agent), "reject"),),
         ),
-        Chain("to-others", "postrouting", "nat", 100, tuple(_hidden(site))),
+        Chain("to-others", "postrouting", "nat", 100, tuple(_masquerade_rules(site))),
     ]
 
 
@@ -69,7 +69,7 @@ def _own_addresses(net: TaskNet) -> list[Rule]:
     ]
 
 
-def _let_in(site: Site, net: TaskNet) -> list[Rule]:
+def _allow_rules(site: Site, net: TaskNet) -> list[Rule]:
     """Return rules that accept the tasks that may reach this one, from anywhere in the region."""
     to = _to(f"{net.address6}/128")
     region = Match("ip6 saddr", str(IPv6Network(site.prefix6)))
@@ -80,9 +80,9 @@ def _let_in(site: Site, net: TaskNet) -> list[Rule]:
     ]
 
 
-def _hidden(site: Site) -> list[Rule]:
+def _masquerade_rules(site: Site) -> list[Rule]:
     """Return rules that give packets to other destinations than tasks the host's address."""
-    elsewhere = Match("oifname", OURS, negated=True)
+    elsewhere = Match("oifname", TASK_LINKS, negated=True)
     return [
         Rule((Match("ip saddr", site.prefix4), elsewhere), "masquerade"),
         Rule((Match("ip6 saddr", site.prefix6), elsewhere), "masquerade"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.api import NetworkMode, TaskSpec
 from agent.api.network import port_variable
-from agent.netplan import BOUND, GATES, gate_of
+from agent.netplan import BIND_HOOKS, GATES, gate_of
 
 NAMESPACES = "/run/twine/netns"
 """Folder of the network namespaces of tasks, each named by its task."""
@@ -53,5 +53,5 @@ def network_properties(task_id: str, spec: TaskSpec) -> dict[str, object]:
     gate = f"{GATES}/{gate_for(spec)}"
     return {
         "RestrictAddressFamilies": (*INET, *unix),
-        "BPFProgram": [f"{kind}:{gate}/{kind}" for kind in BOUND],
+        "BPFProgram": [f"{kind}:{gate}/{kind}" for kind in BIND_HOOKS],
     }

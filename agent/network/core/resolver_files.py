@@ -67,15 +67,15 @@ def resolver_of(spec: TaskSpec, host: HostNames, region: Resolver) -> Resolver:
     `region` is from the agent's configuration. Of the host's servers, unreachable ones are left
     out: in a private network those on the loopback, and everywhere those in 169.254.0.0/16.
     """
-    dns, found = spec.network.dns, read_resolver(host.resolv_conf)
+    dns, of_host = spec.network.dns, read_resolver(host.resolv_conf)
     servers: Iterable[str] = dns.servers or region.servers
     if not servers:
-        servers = _reachable(found.servers, spec)
+        servers = _reachable(of_host.servers, spec)
         servers = servers or _reachable(read_resolver(host.upstream).servers, spec)
     return Resolver(
         tuple(servers)[:SERVERS_MAX],
-        tuple(dns.search or region.search or found.search),
-        tuple(dns.options or found.options),
+        tuple(dns.search or region.search or of_host.search),
+        tuple(dns.options or of_host.options),
     )
 
 

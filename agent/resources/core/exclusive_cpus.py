@@ -14,8 +14,8 @@ from wire.cpus import Core, listed
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """The CPUs of a machine that other tasks have or need."""
+class CpusInUse:
+    """CPUs of a machine that other tasks have or need."""
 
     own: frozenset[int] = frozenset()
     """CPUs of tasks that have CPUs of their own."""
@@ -25,7 +25,7 @@ class Taken:
     """Number of tasks without CPUs of their own, which run on the remaining CPUs."""
 
 
-def chosen(
+def choose_cpus(
     cores: Iterable[Core], taken: Collection[int], count: int, had: Collection[int] = ()
 ) -> tuple[int, ...]:
     """Return `count` CPUs of whole, free cores, sorted; empty if there are not enough.
@@ -67,45 +67,45 @@ def _ordered(cores: Iterable[Core]) -> list[Core]:
 
 def _filled(groups: Iterable[list[Core]], count: int) -> tuple[int, ...]:
     """Return exactly `count` CPUs from groups of cores, earlier groups first; else none."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for group in groups:
         for core in _ordered(group):
-            if len(found.union(core.cpus)) <= count:
-                found.update(core.cpus)
-    return tuple(sorted(found)) if len(found) == count else ()
+            if len(cpus.union(core.cpus)) <= count:
+                cpus.update(core.cpus)
+    return tuple(sorted(cpus)) if len(cpus) == count else ()
 
 
-def usable(cores: Iterable[Core]) -> frozenset[int]:
+def usable_cpus(cores: Iterable[Core]) -> frozenset[int]:
     """Return all CPUs that tasks may use."""
     return frozenset(cpu for core in cores for cpu in core.cpus)
 
 
-def shared(cores: Iterable[Core], own: Collection[int]) -> tuple[int, ...]:
+def shared_cpus(cores: Iterable[Core], own: Collection[int]) -> tuple[int, ...]:
     """Return the CPUs for tasks without CPUs of their own; `own` are those of the other tasks."""
-    return tuple(sorted(usable(cores).difference(own)))
+    return tuple(sorted(usable_cpus(cores).difference(own)))
 
 
-def online(cores: Iterable[Core]) -> frozenset[int]:
+def online_cpus(cores: Iterable[Core]) -> frozenset[int]:
     """Return all CPUs, also those that tasks may not use."""
     return frozenset(cpu for core in cores for cpu in (*core.cpus, *core.others))
 
 
-def still_good(cores: Sequence[Core], own: Collection[int], count: int) -> bool:
+def is_still_valid(cores: Sequence[Core], own: Collection[int], count: int) -> bool:
     """Return whether CPUs chosen earlier still are `count` CPUs of whole cores for tasks."""
     whole = frozenset(cpu for core in cores if core.whole for cpu in core.cpus)
     cut = any(0 < len(set(c.cpus) & set(own)) < len(c.cpus) for c in cores)
     return len(set(own)) == count and whole.issuperset(own) and not cut
 
 
-def refusal(cores: Sequence[Core], taken: Taken, count: int, had: Collection[int] = ()) -> str:
+def refusal(cores: Sequence[Core], taken: CpusInUse, count: int, had: Collection[int] = ()) -> str:
     """Return why a task cannot have `count` CPUs of its own, with numbers; empty if it can."""
-    everything, attempt = usable(cores), f"resources.exclusive_cpus {count}"
+    everything, attempt = usable_cpus(cores), f"resources.exclusive_cpus {count}"
     sizes = {len(core.cpus) for core in cores if core.cpus and core.whole}
     if len(sizes) == 1 and count % (size := min(sizes)):
         less = count - count % size
         ask = f"request {less + size}" + (f" or {less}" if less else "")
         return f"{attempt} is not a number of whole cores: each has {size} CPUs here; {ask}"
-    if chosen(cores, taken.own | taken.pinned, count, had):
+    if choose_cpus(cores, taken.own | taken.pinned, count, had):
         if taken.sharing and len(everything - taken.own) <= count:
             others = f"{taken.sharing} other tasks" if taken.sharing > 1 else "another task"
             return f"{attempt} would leave no CPU of {len(everything)} for {others}"
@@ -126,12 +126,12 @@ def sharing_refusal(cores: Iterable[Core], own: frozenset[int], pinned: Collecti
     """Return why a task without CPUs of its own cannot run; `pinned` are the CPUs that it names."""
     if shared_out := sorted(own.intersection(pinned)):
         return f"resources.cpus: CPU {shared_out[0]} is exclusive to another task"
-    if own and not shared(cores, own):
+    if own and not shared_cpus(cores, own):
         return f"all {len(own)} CPUs for tasks ({listed(own)}) are exclusive to other tasks"
     return ""
 
 
-def own_properties(own: Sequence[int]) -> dict[str, object]:
+def exclusive_cpu_properties(own: Sequence[int]) -> dict[str, object]:
     """Return the properties that keep a unit on its own CPUs; empty for a task without any."""
     return {"AllowedCPUs": tuple(own)} if own else {}
 
@@ -145,11 +145,11 @@ def allowed_cpus(
     but does not change the kernel's file.
     """
     if own:
-        return own_properties(own)
+        return exclusive_cpu_properties(own)
     lifted = before is not None and before.cpus and not spec.resources.cpus
     return {"AllowedCPUs": tuple(everything)} if lifted and everything else {}
 
 
-def own_values(own: Sequence[int]) -> dict[str, str]:
+def exclusive_cpu_values(own: Sequence[int]) -> dict[str, str]:
     """Return the cgroup file that confirms these CPUs, with its value (cgroup-v2.rst)."""
     return {"cpuset.cpus.effective": listed(own)} if own else {}

@@ -32,8 +32,8 @@ COMMAND = ("/bin/sh", "-c", _SCRIPT, "hugetlb")
 
 def pages_of(resources: Resources) -> dict[int, int]:
     """Return the number of pages that a task requests, by size in bytes; without zeros."""
-    found = {size: getattr(resources, field) for field, size in SIZES.items()}
-    return {size: count for size, count in found.items() if count}
+    counts = {size: getattr(resources, field) for field, size in SIZES.items()}
+    return {size: count for size, count in counts.items() if count}
 
 
 def refusal(
@@ -48,12 +48,12 @@ def refusal(
         return f"resources.{fields[min(wanted)]}: its kernel has no hugetlb controller"
     others = list(others)
     for size, count in wanted.items():
-        there, attempt = pools.get(size, 0), f"resources.{fields[size]} {count} does not fit"
+        available, attempt = pools.get(size, 0), f"resources.{fields[size]} {count} does not fit"
         taken = sum(pages_of(other.resources).get(size, 0) for other in others)
-        if count + taken > there:
-            hint = "" if there else "; its host profile sets them up ([hugepages])"
+        if count + taken > available:
+            hint = "" if available else "; its host profile sets them up ([hugepages])"
             return (
-                f"{attempt}: the machine has {there} pages of {about_size(size)}, and "
+                f"{attempt}: the machine has {available} pages of {about_size(size)}, and "
                 f"other tasks hold {taken}{hint}"
             )
     return ""
@@ -81,14 +81,14 @@ def bounds(spec: TaskSpec, sizes: Iterable[int]) -> dict[str, str]:
     }
 
 
-def none_of(sizes: Iterable[int]) -> dict[str, str]:
+def zero_limits(sizes: Iterable[int]) -> dict[str, str]:
     """Return the values of a cgroup's limit files that allow no huge pages."""
     return {file_of(size, kind): "0" for size in sorted(sizes) for kind in ("rsvd.max", "max")}
 
 
-def lifted(sizes: Iterable[int]) -> dict[str, str]:
-    """Return the values of a cgroup's limit files that set no bound."""
-    return dict.fromkeys(none_of(sizes), NO_BOUND)
+def unlimited(sizes: Iterable[int]) -> dict[str, str]:
+    """Return the values of a cgroup's limit files that set no limit."""
+    return dict.fromkeys(zero_limits(sizes), NO_BOUND)
 
 
 def command(cgroup: str, values: Mapping[str, str]) -> list[str]:
@@ -96,7 +96,7 @@ def command(cgroup: str, values: Mapping[str, str]) -> list[str]:
     return [*COMMAND, cgroup, *(f"{name}={value}" for name, value in values.items())]
 
 
-def bounded_unit(whole: Mapping[str, object], values: Mapping[str, str]) -> dict[str, object]:
+def with_page_limits(whole: Mapping[str, object], values: Mapping[str, str]) -> dict[str, object]:
     """Return a unit's properties with a first step that writes these limits."""
     if not values:
         return dict(whole)
@@ -109,11 +109,11 @@ def bounded_unit(whole: Mapping[str, object], values: Mapping[str, str]) -> dict
     }
 
 
-def bounded_inside(before: object) -> list[list[str]]:
-    """Return the steps that allow a command inside a task no huge pages.
+def no_pages_steps(before: object) -> list[list[str]]:
+    """Return the steps that give a command inside a task no huge pages.
 
     `before` is `ExecStartPre` of the task's unit.
     """
     assert isinstance(before, list | tuple)
-    mine: list[Sequence[str]] = [argv for argv in before if tuple(argv[:4]) == COMMAND]
-    return [[*argv[:5], *(word.partition("=")[0] + "=0" for word in argv[5:])] for argv in mine]
+    steps: list[Sequence[str]] = [argv for argv in before if tuple(argv[:4]) == COMMAND]
+    return [[*argv[:5], *(word.partition("=")[0] + "=0" for word in argv[5:])] for argv in steps]

@@ -29,7 +29,7 @@ def limit_properties(spec: TaskSpec, *, whole: bool = False) -> dict[str, object
     """
     limits, more = spec.limits, spec.resources
     quota = limits.cpu_max_cores
-    found: dict[str, object] = {
+    properties: dict[str, object] = {
         "CPUWeight": limits.cpu_weight,
         "CPUQuotaPerSecUSec": round(quota * _S) if quota is not None else UNLIMITED,
         "MemoryMax": limits.memory_max_bytes,
@@ -37,8 +37,8 @@ def limit_properties(spec: TaskSpec, *, whole: bool = False) -> dict[str, object
         "TasksMax": limits.tasks_max,
     }
     if more == Resources() and not whole:
-        return found
-    found |= {
+        return properties
+    properties |= {
         "MemoryMin": more.memory_min_bytes,
         "MemoryLow": more.memory_low_bytes,
         "ManagedOOMPreference": _preference(spec),
@@ -49,17 +49,17 @@ def limit_properties(spec: TaskSpec, *, whole: bool = False) -> dict[str, object
     }
     for field, name in IO_FILES.items():
         rates = {io.device: getattr(io, field) for io in more.io if getattr(io, field)}
-        found |= {name: rates} if rates else {}
-    return found
+        properties |= {name: rates} if rates else {}
+    return properties
 
 
-def most_bytes(spec: TaskSpec) -> int:
+def reclaim_above_bytes(spec: TaskSpec) -> int:
     """Return the memory above which the kernel reclaims from a task: its high or maximum limit."""
     high = spec.resources.memory_high_bytes
     return spec.limits.memory_max_bytes if high is None else min(high, spec.limits.memory_max_bytes)
 
 
-def kept_bytes(resources: Resources) -> int:
+def protected_bytes(resources: Resources) -> int:
     """Return how much memory of a task is protected."""
     return max(resources.memory_min_bytes, resources.memory_low_bytes)
 
@@ -68,7 +68,7 @@ def _preference(spec: TaskSpec) -> str:
     """Return the preference for systemd-oomd: it kills tasks with protected memory last, and never
     a task whose whole memory is protected.
     """
-    kept = kept_bytes(spec.resources)
+    kept = protected_bytes(spec.resources)
     if not kept:
         return "none"
     return "omit" if kept >= spec.limits.memory_max_bytes else "avoid"
@@ -81,15 +81,16 @@ def on_devices(properties: Mapping[str, object], disks: Mapping[str, str]) -> di
     device has two names, the later limit wins, even if it only removes a limit. `disks` maps each
     name below /dev to the kernel's name; other names are not changed.
     """
-    found = dict(properties)
+    result = dict(properties)
     for name in IO_FILES.values():
-        rates = found.get(name, {})
+        rates = result.get(name, {})
         assert isinstance(rates, dict)
-        there = {d: disks.get(d.removeprefix(_DEV), d.removeprefix(_DEV)) for d in rates}
+        kernel_names = {d: disks.get(d.removeprefix(_DEV), d.removeprefix(_DEV)) for d in rates}
         lifted = {d: rate for d, rate in rates.items() if rate == UNLIMITED}
         ordered = {**lifted, **{d: rates[d] for d in rates if d not in lifted}}
-        found |= {name: {_DEV + there[d]: rate for d, rate in ordered.items()}} if rates else {}
-    return found
+        if rates:
+            result[name] = {_DEV + kernel_names[d]: rate for d, rate in ordered.items()}
+    return result
 
 
 def live_properties(spec: TaskSpec, before: Resources | None) -> dict[str, object]:
@@ -98,13 +99,13 @@ def live_properties(spec: TaskSpec, before: Resources | None) -> dict[str, objec
     They also remove limits that are no longer requested. `before` are the unit's current resources.
     """
     had = before or Resources()
-    found = limit_properties(spec, whole=had != Resources())
+    properties = limit_properties(spec, whole=had != Resources())
     for field, name in IO_FILES.items():
         lifted = {io.device: UNLIMITED for io in had.io if getattr(io, field)}
-        now = found.get(name, {})
+        now = properties.get(name, {})
         assert isinstance(now, dict)
-        found |= {name: {**lifted, **now}} if lifted or now else {}
-    return found
+        properties |= {name: {**lifted, **now}} if lifted or now else {}
+    return properties
 
 
 def kernel_values(spec: TaskSpec, page_bytes: int) -> dict[str, str]:
@@ -147,14 +148,14 @@ def not_in_force(values: Mapping[str, str], read: Mapping[str, str]) -> str:
     return "; ".join(wrong)
 
 
-def lacking(values: Mapping[str, str], read: Mapping[str, str]) -> str:
+def missing_files(values: Mapping[str, str], read: Mapping[str, str]) -> str:
     """Return which required files are missing because a controller is off; empty if none."""
     missing = sorted(set(values) - set(read))
     off = ", ".join(missing)
     return f"{off} does not exist: the controller is off below workload.slice" if missing else ""
 
 
-def lifts_nothing(spec: TaskSpec, resize: Resize) -> str:
+def resize_refusal(spec: TaskSpec, resize: Resize) -> str:
     """Return which limit a resize removes that the task does not have, empty if there is none."""
     had = [io.device for io in spec.resources.io]
     for io in resize.io or []:
@@ -176,7 +177,7 @@ def resized(spec: TaskSpec, resize: Resize) -> TaskSpec:
     )
 
 
-def absent(spec: TaskSpec, numa_nodes: int, disks: Mapping[str, str]) -> str:
+def hardware_refusal(spec: TaskSpec, numa_nodes: int, disks: Mapping[str, str]) -> str:
     """Return which device or memory node of a task this machine does not have, empty if none.
 
     systemd ignores a missing device, and the task would run without its limit. `disks` maps each
@@ -204,7 +205,7 @@ def absent(spec: TaskSpec, numa_nodes: int, disks: Mapping[str, str]) -> str:
     return ""
 
 
-def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
+def resources_refusal(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
     """Return why this machine cannot give a task its resources, with the numbers.
 
     `others` are all other wanted tasks, because an ended task keeps the CPUs that it names.
@@ -222,8 +223,8 @@ def impossible(spec: TaskSpec, cpus: int, others: Iterable[TaskSpec]) -> str:
     return ""
 
 
-def cannot_be_kept(spec: TaskSpec, others: Iterable[TaskSpec], memory_bytes: int) -> str:
-    """Return why the machine cannot protect a task's memory next to that of other tasks."""
+def memory_protection_refusal(spec: TaskSpec, others: Iterable[TaskSpec], memory_bytes: int) -> str:
+    """Return why the machine cannot protect the memory of one more task, empty if it can."""
     more = spec.resources
     kept = sum(other.resources.memory_min_bytes for other in others)
     if kept + more.memory_min_bytes > memory_bytes:

@@ -39,7 +39,7 @@ class OutputLines:
     dropped: int = field(default=0)
     """Number of lines dropped in this window."""
 
-    def take(self, data: bytes, now: float) -> list[bytes]:
+    def add(self, data: bytes, now: float) -> list[bytes]:
         """Return the lines that end in a chunk, up to the rate limit."""
         lines = (self.rest + data).split(b"\n") if self.rest else data.split(b"\n")
         self.rest = lines.pop()
@@ -47,12 +47,12 @@ class OutputLines:
             lines = [part for line in lines for part in _parts(line)]
             *full, self.rest = _parts(self.rest)
             lines += full
-        return self._within(lines, now)
+        return self._limited(lines, now)
 
     def end(self, now: float) -> list[bytes]:
         """Return the incomplete last line, once the output has ended."""
         last, self.rest = self.rest, b""
-        return self._within([last], now) if last else []
+        return self._limited([last], now) if last else []
 
     def take_dropped(self, now: float) -> int:
         """Return how many lines were dropped in a window that is over, and reset the number."""
@@ -61,7 +61,7 @@ class OutputLines:
         lost, self.dropped = self.dropped, 0
         return lost
 
-    def _within(self, lines: list[bytes], now: float) -> list[bytes]:
+    def _limited(self, lines: list[bytes], now: float) -> list[bytes]:
         if now >= self.window_ends and not self.dropped:
             self.allowed, self.window_ends = BURST_LINES, now + WINDOW_S
         passed = lines[: self.allowed]

@@ -138,8 +138,8 @@ class Instant:
 def is_expired(tombstone: Tombstone, now: Instant) -> bool:
     """Return whether a tombstone is too old to be needed.
 
-    Its age is the time in which the host was up. After a reboot a long time of the wall clock
-    counts too, so that a host that boots every day does not keep all of them.
+    Its age is the time for which the host was up. After a reboot a long time of the wall clock
+    counts, too: a host that boots every day must not keep all tombstones.
     """
     if tombstone.boot_id == now.boot_id:
         return now.boot_s - tombstone.boot_s >= TOMBSTONE_S
@@ -321,7 +321,7 @@ _TRANSIENT = {
 }
 
 
-def must_last(task: TaskRecord) -> bytes:
+def durable_part(task: TaskRecord) -> bytes:
     """Return the part of a record that must be on disk before the next step, encoded.
 
     The steps towards a start (preparing, starting) can be observed again on the host. The requests
@@ -332,13 +332,13 @@ def must_last(task: TaskRecord) -> bytes:
     return msgspec.json.encode(task)
 
 
-def only_came_up(before: TaskRecord, after: TaskRecord) -> bool:
+def is_first_start(before: TaskRecord, after: TaskRecord) -> bool:
     """Return whether the only news is that the task runs, usually the first start of a request.
 
     Such a record need not be durable. A restarted agent finds the running task on the host. After
-    a power cut, which also ends the task, its next start is not counted as a restart and its last
-    end is not reported as lost. That loss is acceptable: a durable write at each start would wait
-    twice for the disk.
+    a power cut, which also ends the task, its next start does not count as a restart, and its last
+    end is not reported as lost. That is acceptable: a durable write at each start would wait twice
+    for the disk.
     """
     starting = before.state in (TaskState.ACCEPTED, TaskState.PREPARING, TaskState.STARTING)
     same_request = after.spec is before.spec and after.previous is before.previous

@@ -25,22 +25,22 @@ def slice_for(spec: TaskSpec) -> str:
     return slice_of(spec.entitlement).replace(".slice", f"{own}{huge}.slice")
 
 
-def _marks(name: str) -> list[str]:
+def _suffixes(name: str) -> list[str]:
     return name.removesuffix(".slice").split("_")[1:]
 
 
-def _is_of_tasks(name: str) -> bool:
+def _is_task_slice(name: str) -> bool:
     return name.startswith("workload-") and name.endswith(".slice")
 
 
 def is_shared_slice(name: str) -> bool:
     """Return whether the tasks of a cgroup below `workload.slice` share CPUs."""
-    return _is_of_tasks(name) and "own" not in _marks(name)
+    return _is_task_slice(name) and "own" not in _suffixes(name)
 
 
 def is_without_pages(name: str) -> bool:
     """Return whether the tasks of a cgroup below `workload.slice` have no huge pages."""
-    return _is_of_tasks(name) and "huge" not in _marks(name)
+    return _is_task_slice(name) and "huge" not in _suffixes(name)
 
 
 def cgroup_of(task_id: str, spec: TaskSpec) -> str:

@@ -22,8 +22,8 @@ def stale(generation: int, epoch: int, known: TaskRecord | Tombstone | None) -> 
     """Return why a request is too old to be carried out, empty if it is not.
 
     A newer epoch (leadership term) wins with any generation. Within one epoch the higher generation
-    wins (design contract 3.1). After a local user removed a task without a generation, only that
-    generation is refused: generations of `twine-agent run` are times, and clocks are set back.
+    wins (design contract 3.1). After a local user removed a task without a generation, only its own
+    generation is refused. Generations of `twine-agent run` are times, and clocks are set back.
     """
     if known is None:
         return ""
@@ -41,10 +41,10 @@ def stale(generation: int, epoch: int, known: TaskRecord | Tombstone | None) -> 
 
 
 def contradiction(spec: TaskSpec, known: TaskRecord) -> str:
-    """Return why a generation in force cannot be put again, empty if it can.
+    """Return why a request for the present generation is refused, empty if it is not.
 
     A generation names one specification. A caller that sends another specification with the same
-    number made a mistake. A success would hide that the task does not run what was requested.
+    number made a mistake. A success would hide that the task does not run that specification.
     """
     current = known.spec
     is_in_force = (spec.generation, spec.epoch) == (current.generation, current.epoch)
@@ -120,8 +120,8 @@ def is_over(task: TaskRecord) -> bool:
     return ended and task.reason != LINGERS
 
 
-def too_big(spec: TaskSpec, memory_bytes: int, cpus: int, committed_bytes: int) -> str:
-    """Return why a task is too large for this machine, empty if it fits.
+def limits_refusal(spec: TaskSpec, memory_bytes: int, cpus: int, committed_bytes: int) -> str:
+    """Return why the limits of a task exceed this machine, empty if they fit.
 
     This check is for local use; with a control plane the allocator has already made it.
     `committed_bytes` is the sum of the memory limits of the other tasks that are not over.

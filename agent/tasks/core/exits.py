@@ -6,8 +6,8 @@ from agent.api import Exit
 from wire.units import seconds_text
 
 START_TIMEOUT_S = 600
-"""Timeout of all steps before a task's command: volumes, network, sandbox, loading the program.
-systemd's default of 90 s was too short on an emulated host with a quarter of a CPU. The agent's
+"""Timeout of all steps before a task's command: volumes, network, sandbox, loading the program. The
+default of systemd, 90 s, was too short on an emulated host with a quarter of a CPU. The agent's
 unit has the same timeout."""
 
 STEPS: dict[int, str] = {
@@ -81,8 +81,8 @@ RESULTS = {
 
 OOM_KILL = "oom-kill"
 """systemd's result of a unit after the kernel killed one of its processes for memory."""
-_OF_PROCESSES = ("exit-code", "signal", "core-dump")
-"""systemd's results for which it also reports an exit code or a signal of the main process."""
+_RESULTS_WITH_STATUS = ("exit-code", "signal", "core-dump")
+"""Results of systemd that come with an exit code or a signal of the main process."""
 
 
 def result_of(result: str, signal: str | None) -> str:
@@ -102,8 +102,8 @@ def describe(
 
     If its command `started`, a code of systemd (`STEPS`) is the command's own.
 
-    systemd reports the same result, `timeout`, for a task that exceeded `max_run_s` and for a
-    task that another program stopped and that did not end in time.
+    systemd reports the result `timeout` in two cases: the task exceeded `max_run_s`, or it did not
+    end in time after another program had stopped it.
     """
     if end.result == "timeout" and max_run_s is not None and ran_s >= max_run_s:
         return f"it ran for longer than its max_run_s ({seconds_text(max_run_s)}) and was ended"
@@ -116,6 +116,6 @@ def describe(
         return f"it never started: {STEPS[end.code]} (exit code {end.code})"
     if end.code is not None:
         return f"it ended with exit code {end.code}"
-    if end.result in _OF_PROCESSES:
+    if end.result in _RESULTS_WITH_STATUS:
         return f"it never started: a step before its command failed ({end.result})"
     return f"it ended: {end.result}"

@@ -1,7 +1,7 @@
 """Units of a task other than its main one: init steps before it, and commands inside it.
 
-Both are derived from the task's own unit: they have the same root, user, sandbox, limits and slice,
-so they have no right that the task lacks. A command inside a task also joins its network and IPC,
+Both are derived from the task's own unit. They have the same root, user, sandbox, limits and slice,
+and no right that the task lacks. A command inside a task also joins its network and IPC,
 and ends with it. It has a memory limit of its own: if it exceeds that limit, only the command ends
 (docs/adr/0041, 0178).
 """
@@ -12,21 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.api import Step
-from agent.resources.core.huge_pages import bounded_inside
+from agent.resources.core.huge_pages import no_pages_steps
 from agent.runtime.core.records import unit_of
-from agent.tasks.core.own_init import entered, is_enclosed, step_command
+from agent.tasks.core.own_init import container_command_properties, is_container_unit, step_command
 from wire.units import size_text
 
 _S = 1_000_000
 
-_LEAST_BYTES = 16 << 20
+_COMMAND_MIN_BYTES = 16 << 20
 """Minimum memory limit of a command: enough for a shell and the programs that it starts."""
 _OOM_SCORE = 500
 """If the memory of all tasks together is short, the kernel kills commands first (proc(5))."""
-_PROMISES = ("MemoryMin", "MemoryLow", "MemoryHigh", "ManagedOOMPreference")
-"""Memory protection that only the task itself has."""
-_TASKS_OWN = ("ExecCondition", "ExecStartPre", "ExecStopPost")
-"""Steps before and after the task's main process, which a command must not repeat."""
+_TASK_ONLY_MEMORY = ("MemoryMin", "MemoryLow", "MemoryHigh", "ManagedOOMPreference")
+"""Memory protection that the task has and its commands do not have."""
+_TASK_ONLY_STEPS = ("ExecCondition", "ExecStartPre", "ExecStopPost")
+"""Steps before and after the task's main process; a command must not repeat them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class InsideCommand:
     """Whether its output is dropped; else it goes to the pipes, or to the task's log."""
 
 
-def memory_of_commands(task_bytes: int) -> int:
+def command_memory_bytes(task_bytes: int) -> int:
     """Return how much memory each command inside a task may use: half as much as the task."""
-    return max(task_bytes // 2, _LEAST_BYTES)
+    return max(task_bytes // 2, _COMMAND_MIN_BYTES)
 
 
 def describe_memory_kill(task_bytes: int) -> str:
     """Return why the kernel killed a command inside a task whose memory limit is `task_bytes`."""
-    most = size_text(memory_of_commands(task_bytes))
+    most = size_text(command_memory_bytes(task_bytes))
     return (
         f"it exceeded {most} of memory, the limit of a command inside this task; the "
         "task continues to run"
@@ -68,27 +68,31 @@ def inside_unit(task_id: str, purpose: str) -> str:
     return f"twine-in-{task_id}.{purpose}.service"
 
 
-def step_properties(whole: Mapping[str, object], task_id: str, step: Step) -> dict[str, object]:
-    """Return the properties of an init step's unit; `whole` are those of the task's unit."""
+def step_properties(task_unit: Mapping[str, object], task_id: str, step: Step) -> dict[str, object]:
+    """Return the properties of an init step's unit, made from those of the task's unit."""
     return {
-        **whole,
+        **task_unit,
         "Description": f"Twine task {task_id}: init step {step.name}",
         "ExecStart": [
-            step_command(whole, step.command) if is_enclosed(whole) else list(step.command)
+            step_command(task_unit, step.command)
+            if is_container_unit(task_unit)
+            else list(step.command)
         ],
         "RuntimeMaxUSec": round(step.timeout_s * _S),
     }
 
 
 def inside_properties(
-    whole: Mapping[str, object], task_id: str, cgroup: str, unit: str, command: InsideCommand
+    task_unit: Mapping[str, object], task_id: str, cgroup: str, unit: str, command: InsideCommand
 ) -> dict[str, object]:
     """Return the properties of the unit of a command inside a task with the given cgroup."""
     task = unit_of(task_id)
-    if is_enclosed(whole):
-        properties = entered(whole, cgroup, unit, command.argv, command.environment)
+    if is_container_unit(task_unit):
+        properties = container_command_properties(
+            task_unit, cgroup, unit, command.argv, command.environment
+        )
     else:
-        properties = {**_in_sandbox(whole, command), "JoinsNamespaceOf": [task]}
+        properties = {**_in_sandbox(task_unit, command), "JoinsNamespaceOf": [task]}
     return {
         **properties,
         "Description": f"Twine task {task_id}: inside",
@@ -102,30 +106,30 @@ def inside_properties(
     }
 
 
-def _in_sandbox(whole: Mapping[str, object], command: InsideCommand) -> dict[str, object]:
+def _in_sandbox(task_unit: Mapping[str, object], command: InsideCommand) -> dict[str, object]:
     """Return the properties of a unit that runs a command in the sandbox of a task."""
-    environment = whole.get("Environment", ())
-    most = whole.get("MemoryMax", 0)
+    environment = task_unit.get("Environment", ())
+    most = task_unit.get("MemoryMax", 0)
     assert isinstance(environment, list | tuple)
     assert isinstance(most, int)
     properties = {
-        **whole,
+        **task_unit,
         "ExecStart": [list(command.argv)],
         "RootDirectoryStartOnly": True,
-        "Environment": _merged([*environment, *command.environment]),
-        "MemoryMax": memory_of_commands(most),
+        "Environment": _without_duplicates([*environment, *command.environment]),
+        "MemoryMax": command_memory_bytes(most),
         "OOMPolicy": "kill",
         "OOMScoreAdjust": _OOM_SCORE,
     }
-    for name in (*_TASKS_OWN, *_PROMISES):
+    for name in (*_TASK_ONLY_STEPS, *_TASK_ONLY_MEMORY):
         properties.pop(name, None)
-    if bound := bounded_inside(whole.get("ExecStartPre", ())):
+    if bound := no_pages_steps(task_unit.get("ExecStartPre", ())):
         properties["ExecStartPre"] = bound
     return properties
 
 
-def _merged(assignments: Sequence[str]) -> list[str]:
-    """Return assignments of variables, the last one of each: systemd refuses a second one."""
+def _without_duplicates(assignments: Sequence[str]) -> list[str]:
+    """Return the last assignment of each variable: systemd refuses a second one."""
     return list({pair.partition("=")[0]: pair for pair in assignments}.values())
 
 

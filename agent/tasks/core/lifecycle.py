@@ -1,8 +1,8 @@
 """Life of one task: decides the next action from the desired and the observed state.
 
-One pure function handles the first start, every restart, the repair after a crash of the agent
-between any two steps, and the adoption of tasks that continued to run. So there is no separate
-recovery path that could differ (docs/adr/0003). `tasks/supervisor.py` observes the host, calls
+One pure function handles the first start, every restart, and the adoption of running tasks after a
+crash of the agent between any two steps. So there is no separate recovery path that could differ
+(docs/adr/0003). `tasks/supervisor.py` observes the host, calls
 `decide`, saves the record, carries out the action, and observes again. `restarts.py` has the
 back-off.
 
@@ -14,8 +14,8 @@ back-off.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from dataclasses import replace as with_
 from enum import StrEnum
 
 from msgspec.structs import replace
@@ -31,11 +31,10 @@ from agent.runtime.core.records import (
     is_up,
     key_of,
 )
-from agent.tasks.core.gate import after_gate, begun_gate, gone_back, is_late, passed_gate
+from agent.tasks.core import gate
 from agent.tasks.core.restarts import EVICTED, after_end
 
 LINGERS = "some of its processes survive SIGKILL; waiting for the kernel"
-
 ASKED_AGAIN, CHANGED = "a restart was requested", "its specification changed"
 """Reasons to end the running unit of a task."""
 
@@ -59,12 +58,12 @@ class Action(StrEnum):
     REMOVE_ROOT = "remove-root"
     FORGET = "forget"
     """Remove the record, because nothing is left on the host."""
-    REST = "rest"
+    WAIT = "wait"
     """Wait for a change, at most until `until`."""
 
 
 @dataclass(frozen=True, slots=True)
-class SeenUnit:
+class ObservedUnit:
     """The state of the task's unit, as systemd reports it."""
 
     active: str
@@ -96,10 +95,10 @@ class SeenUnit:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenTask:
+class ObservedTask:
     """The observed state of a task on the host."""
 
-    unit: SeenUnit | None
+    unit: ObservedUnit | None
     root: bool
     """Whether its root exists and was made from the image of the specification."""
     leftover: bool = False
@@ -117,38 +116,44 @@ class Decision:
     """Seconds since boot."""
 
 
-_GOING = (TaskState.STOPPING, TaskState.ACCEPTED)
+_MAY_BE_STOPPING = (TaskState.STOPPING, TaskState.ACCEPTED)
 """States in which the running unit of a task may already be stopping."""
-_BY_HOST = ("startup", "liveness", EVICTED)
+_ENDED_BY_HOST = ("startup", "liveness", EVICTED)
 """Results of ends that the host decided while the process still ran."""
 
 
 def decide(
-    task: TaskRecord, seen: SeenTask, now: LeaseMoment, *, leaving: bool = False, barred: str = ""
+    task: TaskRecord,
+    seen: ObservedTask,
+    now: LeaseMoment,
+    *,
+    leaving: bool = False,
+    start_refusal: str = "",
 ) -> Decision:
     """Return what to do next for a task.
 
-    `leaving`: the host is about to go down. `barred`: why the host starts no tasks; empty if it
-    does.
+    `leaving`: the host is about to go down. `start_refusal` is why the host must start no tasks;
+    empty: it may.
     """
     if task.wanted is Wanted.RUN:
         is_old = seen.unit is not None and seen.unit.key != key_of(task.spec)
-        task = after_gate(task if is_old else begun_gate(task, now), seen.boot_id)
+        task = gate.after_gate(task if is_old else gate.with_gate_begun(task, now), seen.boot_id)
     decision = _decide(task, seen, now, leaving)
-    decision = with_(decision, task=passed_gate(decision.task, now))
-    if task.wanted is Wanted.RUN and is_late(decision.task, now):
-        back = gone_back(task, "it did not become healthy in time")
-        decision = _decide(back, seen, now, leaving)
-    if barred and decision.action in (Action.PREPARE, Action.START):
-        waiting = replace(decision.task, state=TaskState.ACCEPTED, reason=barred)
-        decision = Decision(waiting, Action.REST)
+    decision = dataclasses.replace(decision, task=gate.without_passed_gate(decision.task, now))
+    if task.wanted is Wanted.RUN and gate.is_gate_over(decision.task, now):
+        restored = gate.rolled_back(task, "it did not become healthy in time")
+        decision = _decide(restored, seen, now, leaving)
+    if start_refusal and decision.action in (Action.PREPARE, Action.START):
+        waiting = replace(decision.task, state=TaskState.ACCEPTED, reason=start_refusal)
+        decision = Decision(waiting, Action.WAIT)
     gate_s = decision.task.gate_boot_s
-    if gate_s is None or decision.action is not Action.REST:
+    if gate_s is None or decision.action is not Action.WAIT:
         return decision
-    return with_(decision, until=gate_s if decision.until is None else min(gate_s, decision.until))
+    until = gate_s if decision.until is None else min(gate_s, decision.until)
+    return dataclasses.replace(decision, until=until)
 
 
-def _decide(task: TaskRecord, seen: SeenTask, now: LeaseMoment, leaving: bool) -> Decision:
+def _decide(task: TaskRecord, seen: ObservedTask, now: LeaseMoment, leaving: bool) -> Decision:
     if task.wanted is Wanted.GONE:
         return _while_removing(task, seen)
     if task.cut_off or is_cut_off(task.spec, now):
@@ -166,28 +171,28 @@ def _decide(task: TaskRecord, seen: SeenTask, now: LeaseMoment, leaving: bool) -
     if unit.ended:
         return _after_exit(task, unit, seen, now)
     if _ended_by_probe(task, unit):
-        return Decision(task, _stop(unit))
-    if task.state in _GOING and task.ended_invocation == unit.invocation_id:
+        return Decision(task, _stop_action(unit))
+    if task.state in _MAY_BE_STOPPING and task.ended_invocation == unit.invocation_id:
         return _stop_on_purpose(task, unit, task.reason or WANTED_AGAIN, seen)
     if unit.active in ("active", "reloading"):
         return _while_running(task, unit, seen, now)
     state = TaskState.STOPPING if unit.active == "deactivating" else TaskState.STARTING
-    between = replace(task, state=state, boot_id=seen.boot_id, health=Health.UNKNOWN)
-    return Decision(between, Action.REST)
+    changing = replace(task, state=state, boot_id=seen.boot_id, health=Health.UNKNOWN)
+    return Decision(changing, Action.WAIT)
 
 
-def _ended_by_probe(task: TaskRecord, unit: SeenUnit) -> bool:
+def _ended_by_probe(task: TaskRecord, unit: ObservedUnit) -> bool:
     """Return whether the host ended a unit that still runs, and its end is already counted."""
     end = task.last_exit
     return (
         task.state in AT_REST
         and task.ended_invocation == unit.invocation_id
         and end is not None
-        and end.result in _BY_HOST
+        and end.result in _ENDED_BY_HOST
     )
 
 
-def _while_removing(task: TaskRecord, seen: SeenTask) -> Decision:
+def _while_removing(task: TaskRecord, seen: ObservedTask) -> Decision:
     if seen.unit is not None:
         reason = LINGERS if seen.unit.lingers else task.reason
         return _stop_on_purpose(task, seen.unit, reason, seen)
@@ -197,36 +202,36 @@ def _while_removing(task: TaskRecord, seen: SeenTask) -> Decision:
     return Decision(gone, Action.FORGET)
 
 
-def _while_cut_off(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decision:
-    """End the task and keep it ended, even after new contact to its control plane.
+def _while_cut_off(task: TaskRecord, seen: ObservedTask, now: LeaseMoment) -> Decision:
+    """End the task. It stays ended after new contact to its control plane.
 
     By then a copy may run elsewhere. Only a command resets `cut_off` (tasks.core.admission).
     """
-    here = replace(task, restart_asked=False, next_start_at=None, next_start_boot_s=None)
+    ended = replace(task, restart_asked=False, next_start_at=None, next_start_boot_s=None)
     unit = seen.unit
     if unit is None and task.boot_id and task.boot_id != seen.boot_id:
-        here = _after_reboot(here, seen, now)
-    if unit is None and here.state in OVER:
-        return Decision(here, Action.REST)
-    here = replace(here, cut_off=True, health=Health.UNKNOWN, reason=why_cut_off(task.spec))
+        ended = _after_reboot(ended, seen, now)
+    if unit is None and ended.state in OVER:
+        return Decision(ended, Action.WAIT)
+    ended = replace(ended, cut_off=True, health=Health.UNKNOWN, reason=why_cut_off(task.spec))
     ran = unit.invocation_id if unit is not None else task.invocation_id
     if ran not in ("", task.ended_invocation):
         end = Exit(result="cut-off", at=now.wall)
         if unit is not None and unit.ended:
             end = replace(end, code=unit.exit_code, signal=unit.exit_signal)
-        here = replace(here, last_exit=end, invocation_id=ran, ended_invocation=ran)
+        ended = replace(ended, last_exit=end, invocation_id=ran, ended_invocation=ran)
     if unit is None:
-        return Decision(replace(here, state=TaskState.STOPPED), Action.REST)
-    here = replace(here, state=TaskState.STOPPING, boot_id=seen.boot_id)
-    return Decision(here, _stop(unit))
+        return Decision(replace(ended, state=TaskState.STOPPED), Action.WAIT)
+    ended = replace(ended, state=TaskState.STOPPING, boot_id=seen.boot_id)
+    return Decision(ended, _stop_action(unit))
 
 
-def _while_leaving(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decision:
-    """Stop the running unit as an owner would, and start nothing: that is left to the next boot."""
+def _while_leaving(task: TaskRecord, seen: ObservedTask, now: LeaseMoment) -> Decision:
+    """Stop the running unit as an owner would. Starts nothing: the next boot does."""
     unit = seen.unit
     if unit is None:
         waiting = task if task.state in AT_REST else replace(task, reason=LEAVING)
-        return Decision(waiting, Action.REST)
+        return Decision(waiting, Action.WAIT)
     if unit.lingers:
         return _while_lingering(task, unit, seen)
     if unit.ended:
@@ -234,19 +239,21 @@ def _while_leaving(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decisi
     return _stop_on_purpose(task, unit, LEAVING, seen)
 
 
-def _while_lingering(task: TaskRecord, unit: SeenUnit, seen: SeenTask) -> Decision:
+def _while_lingering(task: TaskRecord, unit: ObservedUnit, seen: ObservedTask) -> Decision:
     """Start nothing while processes survive SIGKILL, and report them as the reason."""
     if task.state in AT_REST:
-        return Decision(replace(task, reason=LINGERS, boot_id=seen.boot_id), Action.REST)
+        return Decision(replace(task, reason=LINGERS, boot_id=seen.boot_id), Action.WAIT)
     return _stop_on_purpose(task, unit, LINGERS, seen)
 
 
-def _stop(unit: SeenUnit) -> Action:
-    """Return the action that ends a unit: `REST` if it is stopping or cannot be killed."""
-    return Action.REST if unit.lingers or unit.active == "deactivating" else Action.STOP
+def _stop_action(unit: ObservedUnit) -> Action:
+    """Return the action that ends a unit: `WAIT` if it is stopping or cannot be killed."""
+    return Action.WAIT if unit.lingers or unit.active == "deactivating" else Action.STOP
 
 
-def _stop_on_purpose(task: TaskRecord, unit: SeenUnit, reason: str, seen: SeenTask) -> Decision:
+def _stop_on_purpose(
+    task: TaskRecord, unit: ObservedUnit, reason: str, seen: ObservedTask
+) -> Decision:
     """Stop a unit whose end is expected: it does not count as an end of the task.
 
     The exit of a unit that had ended before the request is still recorded.
@@ -263,10 +270,12 @@ def _stop_on_purpose(task: TaskRecord, unit: SeenUnit, reason: str, seen: SeenTa
     )
     if unit.ended and task.ended_invocation != unit.invocation_id and unit.exited_at:
         stopping = replace(stopping, last_exit=_exit_of(unit, unit.exited_at))
-    return Decision(stopping, _stop(unit))
+    return Decision(stopping, _stop_action(unit))
 
 
-def _while_running(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseMoment) -> Decision:
+def _while_running(
+    task: TaskRecord, unit: ObservedUnit, seen: ObservedTask, now: LeaseMoment
+) -> Decision:
     running = replace(
         task,
         state=TaskState.RUNNING,
@@ -277,7 +286,7 @@ def _while_running(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseM
     if task.state is not TaskState.RUNNING:
         running = replace(running, reason="")
     if task.ended_invocation == unit.invocation_id:
-        running = replace(running, ended_invocation="")  # it was given up but still runs
+        running = replace(running, ended_invocation="")  # its end was recorded, but it still runs
     if task.invocation_id != unit.invocation_id:
         running = replace(
             running,
@@ -293,17 +302,18 @@ def _while_running(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseM
         running = replace(running, health=health)
     if running.limits != task.spec.limits or not _has_resources(running):
         return Decision(running, Action.LIMIT)
-    return Decision(running, Action.REST, ends_at(task.spec, now.contact_s))
+    return Decision(running, Action.WAIT, ends_at(task.spec, now.contact_s))
 
 
 def _has_resources(task: TaskRecord) -> bool:
-    if (task.volumes or {}) != task.spec.volumes:
-        return False
-    return (task.resources or Resources()) == task.spec.resources
+    has_volumes = (task.volumes or {}) == task.spec.volumes
+    return has_volumes and (task.resources or Resources()) == task.spec.resources
 
 
-def _after_exit(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseMoment) -> Decision:
-    """The main process ended without a stop: count it once, remove the unit, apply the policy."""
+def _after_exit(
+    task: TaskRecord, unit: ObservedUnit, seen: ObservedTask, now: LeaseMoment
+) -> Decision:
+    """Count the end of the main process once, apply the restart policy, and remove the unit."""
     if task.ended_invocation == unit.invocation_id:
         return Decision(task, Action.STOP)
     end = _exit_of(unit, unit.exited_at or now.wall)
@@ -319,71 +329,72 @@ def _after_exit(task: TaskRecord, unit: SeenUnit, seen: SeenTask, now: LeaseMome
     return Decision(replace(ended, reason=unit.why or ended.reason), Action.STOP)
 
 
-def _without_unit(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> Decision:
+def _without_unit(task: TaskRecord, seen: ObservedTask, now: LeaseMoment) -> Decision:
     task = _account_for_missing_unit(task, seen, now)
     if task.restart_asked:
         task = replace(task, restart_asked=False, state=TaskState.ACCEPTED, reason="")
     if task.state in OVER:
-        return Decision(task, Action.REST)
+        return Decision(task, Action.WAIT)
     due_s = task.next_start_boot_s or 0.0
     if task.state is TaskState.BACKOFF and now.boot_s < due_s:
         end_s = ends_at(task.spec, now.contact_s)
-        return Decision(task, Action.REST, due_s if end_s is None else min(due_s, end_s))
+        return Decision(task, Action.WAIT, due_s if end_s is None else min(due_s, end_s))
     task = replace(task, next_start_at=None, next_start_boot_s=None)
     if not seen.root:
         return Decision(replace(task, state=TaskState.PREPARING), Action.PREPARE)
     spec = task.spec
-    # Resources that are also set outside the unit are confirmed from the kernel after the start.
-    is_proved_later = spec.resources.exclusive_cpus or has_huge_pages(spec)
+    # Resources that are also set outside the unit are read back after the start.
+    is_confirmed_later = spec.resources.exclusive_cpus or has_huge_pages(spec)
     starting = replace(
         task,
         state=TaskState.STARTING,
         limits=spec.limits,
-        resources=None if is_proved_later else spec.resources,
+        resources=None if is_confirmed_later else spec.resources,
         volumes=spec.volumes,
     )
     return Decision(starting, Action.START)
 
 
-def _account_for_missing_unit(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> TaskRecord:
+def _account_for_missing_unit(task: TaskRecord, seen: ObservedTask, now: LeaseMoment) -> TaskRecord:
     """Return the task after its unit disappeared, with the reason if its end was not counted."""
     if task.boot_id and task.boot_id != seen.boot_id:
         return _after_reboot(task, seen, now)
-    if _uncounted(task) and task.state in (TaskState.RUNNING, TaskState.STOPPING):
+    if _has_uncounted_end(task) and task.state in (TaskState.RUNNING, TaskState.STOPPING):
         return after_end(task, Exit(result="external-stop", at=now.wall), now)
     if task.state in (TaskState.RUNNING, TaskState.STOPPING):
         return replace(task, state=TaskState.ACCEPTED, reason="")
     return task
 
 
-def _uncounted(task: TaskRecord) -> bool:
+def _has_uncounted_end(task: TaskRecord) -> bool:
     return task.invocation_id not in ("", task.ended_invocation)
 
 
-def _after_reboot(task: TaskRecord, seen: SeenTask, now: LeaseMoment) -> TaskRecord:
+def _after_reboot(task: TaskRecord, seen: ObservedTask, now: LeaseMoment) -> TaskRecord:
     """Return the task in a new boot of the host, where nothing of it can run.
 
-    The agent starts it again without a command only if its specification allows that, because the
-    owner may have started it elsewhere in the meantime (promise P8).
+    The agent starts it again without a command only if its specification allows that: the owner
+    may have started it elsewhere in the meantime (promise P8).
     """
-    alone = task.spec.offline_restart and not is_bound(task.spec)
-    here = replace(task, boot_id=seen.boot_id, restart_asked=task.restart_asked and alone)
+    restarts_itself = task.spec.offline_restart and not is_bound(task.spec)
+    restart_asked = task.restart_asked and restarts_itself
+    rebooted = replace(task, boot_id=seen.boot_id, restart_asked=restart_asked)
     if task.state in OVER:
-        return here
-    here = replace(here, health=Health.UNKNOWN, next_start_at=None, next_start_boot_s=None)
-    here = replace(here, started_boot_s=None)
-    if _uncounted(task):
+        return rebooted
+    rebooted = replace(rebooted, health=Health.UNKNOWN, next_start_at=None, next_start_boot_s=None)
+    rebooted = replace(rebooted, started_boot_s=None)
+    if _has_uncounted_end(task):
         end = Exit(result="lost", at=now.wall)
-        here = replace(here, last_exit=end, ended_invocation=task.invocation_id)
-    if alone:
-        restarts = task.restarts + _uncounted(task)
-        return replace(here, state=TaskState.ACCEPTED, reason="", restarts=restarts)
+        rebooted = replace(rebooted, last_exit=end, ended_invocation=task.invocation_id)
+    if restarts_itself:
+        restarts = task.restarts + _has_uncounted_end(task)
+        return replace(rebooted, state=TaskState.ACCEPTED, reason="", restarts=restarts)
     return replace(
-        here,
+        rebooted,
         state=TaskState.STOPPED,
         reason="the host was rebooted; waiting for the owner of the task to start it again",
     )
 
 
-def _exit_of(unit: SeenUnit, at: float) -> Exit:
+def _exit_of(unit: ObservedUnit, at: float) -> Exit:
     return Exit(result=unit.result, code=unit.exit_code, signal=unit.exit_signal, at=at)

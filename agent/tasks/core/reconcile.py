@@ -33,8 +33,8 @@ def leftovers(
     `recorded` are the ids of known tasks. `unreadable` are ids whose record could not be read:
     their tasks continue to run until an owner puts or deletes them (F-06).
     """
-    found = {task_of(unit) for unit in units} | set(roots)
-    return sorted(found - set(recorded) - set(unreadable))
+    on_host = {task_of(unit) for unit in units} | set(roots)
+    return sorted(on_host - set(recorded) - set(unreadable))
 
 
 def rebuilt(

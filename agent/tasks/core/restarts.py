@@ -15,8 +15,8 @@ LONG_RUN_S = 600.0
 """The back-off of a task that ran at least this long before it ended begins again at its shortest
 (RestartPolicy)."""
 LEAST_MAX_S = 1.0
-"""The longest pause is at least this, so that no task that keeps ending occupies its host: each
-start makes systemd load a unit, and each end writes to the disk."""
+"""Least value of the longest pause. A task that keeps ending must not occupy its host: each start
+makes systemd load a unit, and each end writes to the disk."""
 EVICTED = "evicted"
 """Result of the end of a task that the host ended because it needed its memory."""
 _JITTER = 0.25
@@ -50,7 +50,7 @@ def after_end(task: TaskRecord, end: Exit, now: LeaseMoment) -> TaskRecord:
 
 
 def _in_backoff(task: TaskRecord, streak: int, now: LeaseMoment) -> TaskRecord:
-    """Return the task as it waits for its next start after `streak` restarts in a row."""
+    """Return the task in back-off after `streak` restarts in a row."""
     pause_s = backoff_s(task, streak)
     return replace(
         task,

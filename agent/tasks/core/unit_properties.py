@@ -112,7 +112,7 @@ def key_in(description: str) -> str:
     return rest.rstrip("]")
 
 
-_NOT_AFTER = 'read up rest </proc/uptime && [ "${up%.*}" -lt "$1" ]'
+_NOT_AFTER_SCRIPT = 'read up rest </proc/uptime && [ "${up%.*}" -lt "$1" ]'
 """Succeeds before a given second since boot. The first number in the file includes suspend
 (proc(5))."""
 
@@ -123,7 +123,7 @@ def not_after(boot_s: float) -> dict[str, object]:
     systemd checks the condition directly before the start. So a start that the agent or D-Bus
     delayed for too long has no effect, even if it was allowed when requested (docs/adr/0024).
     """
-    command = ["/bin/sh", "-c", _NOT_AFTER, "sh", str(int(boot_s))]
+    command = ["/bin/sh", "-c", _NOT_AFTER_SCRIPT, "sh", str(int(boot_s))]
     return {"ExecCondition": [command], "RootDirectoryStartOnly": True}
 
 
@@ -169,10 +169,10 @@ def unit_properties(task_id: str, spec: TaskSpec, root: str) -> dict[str, object
         **TASK_HARDENING,
         **network_properties(task_id, spec),
     }
-    return {**relaxed(properties, spec.relaxations), **_of_processes(spec)}
+    return {**relaxed(properties, spec.relaxations), **_process_properties(spec)}
 
 
-def _of_processes(spec: TaskSpec) -> dict[str, object]:
+def _process_properties(spec: TaskSpec) -> dict[str, object]:
     """Return the properties that a specification sets for each process; others have defaults."""
     more = spec.ulimits
     named = {
@@ -183,19 +183,21 @@ def _of_processes(spec: TaskSpec) -> dict[str, object]:
         "LimitCORE": more.core_bytes,
         "LimitCORESoft": more.core_bytes,
     }
-    found: dict[str, object] = {name: value for name, value in named.items() if value is not None}
+    properties: dict[str, object] = {
+        name: value for name, value in named.items() if value is not None
+    }
     umask = int(spec.umask, 8)
-    return found | ({} if umask == int(UMASK, 8) else {"UMask": umask})
+    return properties | ({} if umask == int(UMASK, 8) else {"UMask": umask})
 
 
-_CALLS: Mapping[Relaxation, tuple[str, ...]] = MappingProxyType(
+_CALLS_ALLOWED_BY: Mapping[Relaxation, tuple[str, ...]] = MappingProxyType(
     {Relaxation.SCHEDULING: ("~@resources", NO_PRIORITY), Relaxation.DEBUG: ("~@debug",)}
 )
 """Entries of the system call filter that a relaxation removes."""
-_RAW_KEEPS = ("BPFProgram", "NetworkNamespacePath", "IPAddressDeny")
+_KEPT_BY_RAW = ("BPFProgram", "NetworkNamespacePath", "IPAddressDeny")
 """Properties that `raw` keeps: they separate the ports and networks of tasks."""
 
-_SYS = tuple(
+_SYS_FOLDERS = tuple(
     f"-+/sys/{name}"
     for name in (
         *("block", "bus", "class", "dev", "devices", "firmware", "fs", "hypervisor"),
@@ -209,20 +211,22 @@ def relaxed(
     properties: Mapping[str, object], relaxations: Collection[Relaxation]
 ) -> dict[str, object]:
     """Return a unit's properties after applying a task's relaxations."""
-    found = dict(properties)
+    result = dict(properties)
     if Relaxation.RAW in relaxations:
-        for name in {*TASK_HARDENING, "RestrictAddressFamilies"} - {*_RAW_KEEPS}:
-            found.pop(name, None)
-        return {**found, "User": "root"}
-    if Relaxation.PROC in relaxations and "ProcSubset" in found:
-        found["ProcSubset"] = "all"
-        found["ProtectKernelTunables"] = True  # /proc/sys and similar files are visible now
-        found["ReadOnlyPaths"] = _SYS  # that property leaves /sys writable in the host's network
+        for name in {*TASK_HARDENING, "RestrictAddressFamilies"} - {*_KEPT_BY_RAW}:
+            result.pop(name, None)
+        return {**result, "User": "root"}
+    if Relaxation.PROC in relaxations and "ProcSubset" in result:
+        result["ProcSubset"] = "all"
+        result["ProtectKernelTunables"] = True  # /proc/sys and similar files are visible now
+        result["ReadOnlyPaths"] = (
+            _SYS_FOLDERS  # that property leaves /sys writable in the host's network
+        )
     if Relaxation.NETLINK in relaxations:
-        families = dict.fromkeys((*texts(found.get("RestrictAddressFamilies")), "AF_NETLINK"))
-        found["RestrictAddressFamilies"] = (*families,)
-    allowed = {c for name, calls in _CALLS.items() if name in relaxations for c in calls}
+        families = dict.fromkeys((*texts(result.get("RestrictAddressFamilies")), "AF_NETLINK"))
+        result["RestrictAddressFamilies"] = (*families,)
+    allowed = {c for name, calls in _CALLS_ALLOWED_BY.items() if name in relaxations for c in calls}
     if allowed:
-        calls = texts(found.get("SystemCallFilter"))
-        found["SystemCallFilter"] = tuple(call for call in calls if call not in allowed)
-    return found
+        calls = texts(result.get("SystemCallFilter"))
+        result["SystemCallFilter"] = tuple(call for call in calls if call not in allowed)
+    return result

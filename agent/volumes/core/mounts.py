@@ -13,7 +13,7 @@ from agent.api import ImageUser, TaskSpec
 from agent.api.volumes import VolumeKind
 from agent.runtime.core.records import user_of
 from agent.runtime.core.unit_parts import HOST_SHELL, PAGE
-from agent.volumes.core.volumes import OWNER, place_of
+from agent.volumes.core.volumes import OWNER, path_of
 
 _BEGIN = (
     'uid=$(readlink "/run/systemd/dynamic-uid/direct:$1") && root=$(readlink -f "$3") || exit 1; '
@@ -40,8 +40,8 @@ _ROOT = (
 """Script that prepares the root of a task for its image's user.
 
 It puts the task's user first in the root's passwd and group files. It mounts the root over itself
-with mapped owners: files of the image's user belong to the task's user, files of root stay with
-root, and all other files belong to the overflow user (65534).
+with mapped owners. Files of the image's user then belong to the task's user, files of root to root,
+and all others to the overflow user (65534).
 
 Before that, it creates the folders that systemd expects, as every container runtime does for an
 image with a single program. In the mounted root systemd could not create them (EOVERFLOW).
@@ -69,7 +69,7 @@ _UNMOUNT = (
     'while umount -l "$root$at" 2>/dev/null; do :; done; done; true'
 )
 """Script that unmounts the volumes. If the task has put a symbolic link into the path, the mount
-stays until the root is deleted: through the link the host would unmount a mount of its own."""
+stays until the root is deleted. Through the link the host would unmount one of its own mounts."""
 
 
 def mount_properties(
@@ -82,9 +82,9 @@ def mount_properties(
 ) -> dict[str, object]:
     """Return the unit properties for the task's volumes and its image's user, empty without both.
 
-    `run` are the folders that the image has in /run; with it, /run is in memory. /run is mounted
-    here and not by the unit's `TemporaryFileSystem=`, so that commands inside the task find its
-    sockets there: such commands see the mounts of the root, but not those of the unit.
+    `run` are the folders that the image has in /run; with it, /run is in memory. It is not mounted
+    by `TemporaryFileSystem=` of the unit: commands inside the task see the mounts of the root, but
+    not those of the unit, and they need the task's sockets in /run.
 
     Volumes are mounted into the task's root, and the unit uses the root with all its mounts.
     `BindPaths=` would also mount them in the host's root, for those commands of the unit that run
@@ -102,7 +102,7 @@ def mount_properties(
         for word in (
             ("tmpfs", volume.path, f"size={volume.max_bytes}")
             if volume.kind is VolumeKind.TMPFS
-            else (f"{state}/{place_of(task_id, spec.entitlement, name, volume)}", volume.path, "")
+            else (f"{state}/{path_of(task_id, spec.entitlement, name, volume)}", volume.path, "")
         )
     ]
     paths = [volume.path for volume in spec.volumes.values()]

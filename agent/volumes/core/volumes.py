@@ -12,14 +12,14 @@ from wire.units import about_size
 OWNER = 1_900_000_000
 """User and group id of all files in volumes on disk. systemd assigns it to no user
 (UIDS-GIDS.md: 1879048192 to 2147352575 are unused)."""
-KEPT = (VolumeKind.SCRATCH, VolumeKind.PERSISTENT)
+KINDS_OF_A_TASK = (VolumeKind.SCRATCH, VolumeKind.PERSISTENT)
 """Kinds of volumes on disk that belong to one task."""
 FOLDERS = ("scratch", "volumes")
 """Folders below the state folder: for scratch volumes, and for persistent ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class VolumeName:
     """The parts of the name of a volume's subvolume."""
 
     task_id: str
@@ -33,16 +33,16 @@ def name_of(task_id: str, volume: str, label: str = "") -> str:
     return f"{task_id}.{volume}" + (f"@{label}" if label else "")
 
 
-def read_name(name: str) -> Named | None:
+def read_name(name: str) -> VolumeName | None:
     """Return the parts of a subvolume's name, None if it is not the name of a volume."""
     left, at, label = name.partition("@")
     task_id, dot, volume = left.partition(".")
     if not (task_id and dot and volume) or "." in volume or (at and not label):
         return None
-    return Named(task_id, volume, label)
+    return VolumeName(task_id, volume, label)
 
 
-def place_of(task_id: str, entitlement: str, name: str, volume: Volume) -> str:
+def path_of(task_id: str, entitlement: str, name: str, volume: Volume) -> str:
     """Return the path of a volume below the state folder; empty for a volume in memory."""
     match volume.kind:
         case VolumeKind.SCRATCH:
@@ -55,10 +55,10 @@ def place_of(task_id: str, entitlement: str, name: str, volume: Volume) -> str:
             return ""
 
 
-def places(task_id: str, spec: TaskSpec, *kinds: VolumeKind) -> dict[str, Volume]:
-    """Return the volumes of these kinds, by path (`place_of`)."""
+def paths_of(task_id: str, spec: TaskSpec, *kinds: VolumeKind) -> dict[str, Volume]:
+    """Return the volumes of these kinds, by path (`path_of`)."""
     return {
-        place_of(task_id, spec.entitlement, name, volume): volume
+        path_of(task_id, spec.entitlement, name, volume): volume
         for name, volume in spec.volumes.items()
         if volume.kind in kinds
     }
@@ -66,19 +66,21 @@ def places(task_id: str, spec: TaskSpec, *kinds: VolumeKind) -> dict[str, Volume
 
 def limits_of(specs: Mapping[str, TaskSpec]) -> dict[str, int]:
     """Return the limits of the volumes on disk, in bytes by path."""
-    found: dict[str, int] = {}
+    limits: dict[str, int] = {}
     for task_id, spec in specs.items():
-        kept = places(task_id, spec, *KEPT)
-        found |= {place: v.max_bytes for place, v in kept.items() if v.max_bytes is not None}
-    return found
+        kept = paths_of(task_id, spec, *KINDS_OF_A_TASK)
+        limits |= {path: v.max_bytes for path, v in kept.items() if v.max_bytes is not None}
+    return limits
 
 
-def too_large(task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec], disk_bytes: int) -> str:
+def volumes_refusal(
+    task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec], disk_bytes: int
+) -> str:
     """Return why a task's volumes do not fit on the disk, empty if they do."""
-    mine = limits_of({task_id: spec})
+    own_limits = limits_of({task_id: spec})
     promised = limits_of({t: s for t, s in others.items() if t != task_id})
-    need, taken = sum(mine.values()), sum(promised.values())
-    if not mine or need + taken <= disk_bytes:
+    need, taken = sum(own_limits.values()), sum(promised.values())
+    if not own_limits or need + taken <= disk_bytes:
         return ""
     return (
         f"volumes: {about_size(need)} do not fit: the disk has {about_size(disk_bytes)}, "
@@ -88,6 +90,7 @@ def too_large(task_id: str, spec: TaskSpec, others: Mapping[str, TaskSpec], disk
 
 def unwanted_scratch(names: Iterable[str], task_id: str, spec: TaskSpec | None) -> list[str]:
     """Return the scratch volumes of a task that its specification does not name (None: all)."""
-    wanted = set() if spec is None else set(places(task_id, spec, VolumeKind.SCRATCH))
-    mine = (n for n in names if (found := read_name(n)) is not None and found.task_id == task_id)
-    return sorted(name for name in mine if f"scratch/{name}" not in wanted)
+    wanted = set() if spec is None else set(paths_of(task_id, spec, VolumeKind.SCRATCH))
+    parsed = {name: read_name(name) for name in names}
+    of_task = (name for name, volume in parsed.items() if volume and volume.task_id == task_id)
+    return sorted(name for name in of_task if f"scratch/{name}" not in wanted)

@@ -22,7 +22,7 @@ from agent.api import Network, NetworkMode, TaskSpec
 from agent.machine import nft
 from agent.machine.private_network import HostNetwork
 from agent.netd import answer
-from agent.netplan import Ask, Site, TaskNet
+from agent.netplan import NetRequest, Site, TaskNet
 from agent.network.core.addresses import netns_of, plan
 from wire.errors import HostError
 
@@ -68,7 +68,7 @@ async def made(specs: dict[str, TaskSpec]) -> list[TaskNet]:
     nets: list[TaskNet] = []
     for task, spec in specs.items():
         nets.append(plan(SITE, task, spec, nets))
-        await answer(Ask(site=SITE, ensure=nets[-1], allowed=nets))
+        await answer(NetRequest(site=SITE, ensure=nets[-1], allowed=nets))
     return nets
 
 
@@ -118,8 +118,8 @@ async def another_host_address() -> dict[str, Any]:
     specs = {"web": a_spec(allow_from=["db"]), "db": a_spec()}
     nets: list[TaskNet] = []
     for task, spec in specs.items():
-        nets.append(plan(site, task, spec, (await answer(Ask(site=site))).networks))
-        await answer(Ask(site=site, ensure=nets[-1], allowed=nets))
+        nets.append(plan(site, task, spec, (await answer(NetRequest(site=site))).networks))
+        await answer(NetRequest(site=site, ensure=nets[-1], allowed=nets))
     server = within("web", lambda: listener(socket.AF_INET6, nets[0].address6, 80))
     found = {
         "reached": within("db", lambda: reaches(nets[0].address6, 80, TIMEOUT_S)),
@@ -131,13 +131,13 @@ async def another_host_address() -> dict[str, Any]:
 
 
 async def cycles(count: int) -> dict[str, Any]:
-    left = await answer(Ask(site=SITE, remove=["web", "db", "other"], allowed=[]))
+    left = await answer(NetRequest(site=SITE, remove=["web", "db", "other"], allowed=[]))
     before = _links()
     for turn in range(count):
         net = plan(SITE, f"t{turn}", a_spec(), [])
-        there = await answer(Ask(site=SITE, ensure=net))
+        there = await answer(NetRequest(site=SITE, ensure=net))
         assert [n.task_id for n in there.networks] == [f"t{turn}"], there
-        left = await answer(Ask(site=SITE, remove=[f"t{turn}"]))
+        left = await answer(NetRequest(site=SITE, remove=[f"t{turn}"]))
     return {
         "networks": len(left.networks),
         "links": sorted(set(_links()) ^ set(before)),
@@ -155,9 +155,9 @@ def _make_unknown_devices() -> None:
 async def remove_unknown() -> dict[str, Any]:
     """Objects without a task are removed by name, and nothing else is."""
     _make_unknown_devices()
-    await answer(Ask(site=SITE, remove=["unknown"], unlink=["tw0123456789a"]))
+    await answer(NetRequest(site=SITE, remove=["unknown"], unlink=["tw0123456789a"]))
     try:
-        await answer(Ask(site=SITE, unlink=["e0"]))
+        await answer(NetRequest(site=SITE, unlink=["e0"]))
     except HostError as e:
         refused = str(e)
     return {

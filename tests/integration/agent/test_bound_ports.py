@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.machine.port_gates import attached, gates, hold, keep, program
+from agent.machine.port_gates import attach, attached, gates, make_gates, program
 from agent.netplan import gate_of
 from wire.errors import HostError
 
@@ -72,36 +72,36 @@ def bound(cgroup: Path, *ports: int) -> dict[str, list[int]]:
 @pytest.mark.behaviour("BUG-AG10")
 def test_a_gated_task_binds_its_ports_and_ephemeral_ones(folder: Path, cgroup: Path) -> None:
     """The gate treats IPv4 and IPv6, TCP and UDP alike."""
-    keep([[], [28080, 28081]], alone=True, folder=folder)
+    make_gates([[], [28080, 28081]], alone=True, folder=folder)
     assert bound(cgroup, 29999) == {"29999": OK}, "no connection is held yet"
 
-    assert hold(cgroup, [28080, 28081], folder)
+    assert attach(cgroup, [28080, 28081], folder)
 
     expected = {"0": OK, "28080": OK, "28081": OK, "28082": EPERM, "29999": EPERM}
     assert bound(cgroup, 0, 28080, 28081, 28082, 29999) == expected
 
 
 def test_a_task_without_a_port_binds_none(folder: Path, cgroup: Path) -> None:
-    keep([[]], alone=True, folder=folder)
-    assert hold(cgroup, [], folder)
+    make_gates([[]], alone=True, folder=folder)
+    assert attach(cgroup, [], folder)
 
     assert bound(cgroup, 0, 28080) == {"0": OK, "28080": EPERM}
 
 
 def test_a_hold_outlasts_the_program_and_its_caller(folder: Path, cgroup: Path) -> None:
-    keep([[28080]], alone=True, folder=folder)
-    assert hold(cgroup, [28080], folder)
-    keep([[]], alone=True, folder=folder)
+    make_gates([[28080]], alone=True, folder=folder)
+    assert attach(cgroup, [28080], folder)
+    make_gates([[]], alone=True, folder=folder)
 
     assert gates(folder) == {"none"}
     assert bound(cgroup, 28080, 28081) == {"28080": OK, "28081": EPERM}
 
 
 def test_again_is_no_error_and_attaches_nothing_twice(folder: Path, cgroup: Path) -> None:
-    keep([[28080]], alone=True, folder=folder)
+    make_gates([[28080]], alone=True, folder=folder)
     for _ in range(3):
-        keep([[28080]], alone=False, folder=folder)
-        assert hold(cgroup, [28080], folder)
+        make_gates([[28080]], alone=False, folder=folder)
+        assert attach(cgroup, [28080], folder)
 
     fd = os.open(cgroup, os.O_RDONLY)
     try:
@@ -112,21 +112,21 @@ def test_again_is_no_error_and_attaches_nothing_twice(folder: Path, cgroup: Path
 
 def test_a_half_made_gate_is_made_whole(folder: Path, cgroup: Path) -> None:
     """The process that made the gate died between two of its programs."""
-    keep([[28080]], alone=True, folder=folder)
+    make_gates([[28080]], alone=True, folder=folder)
     (folder / "28080" / "bind6-held").unlink()
     assert gates(folder) == set()
 
-    keep([[28080]], alone=True, folder=folder)
+    make_gates([[28080]], alone=True, folder=folder)
 
     assert gates(folder) == {"28080"}
-    assert hold(cgroup, [28080], folder)
+    assert attach(cgroup, [28080], folder)
 
 
 def test_the_most_ports_that_a_task_can_have_fit(folder: Path, cgroup: Path) -> None:
     ports = list(range(20000, 20067))
-    keep([ports], alone=True, folder=folder)
+    make_gates([ports], alone=True, folder=folder)
     assert gates(folder) == {gate_of(ports)}
-    assert hold(cgroup, ports, folder)
+    assert attach(cgroup, ports, folder)
 
     assert bound(cgroup, 20000, 20066, 20067) == {"20000": OK, "20066": OK, "20067": EPERM}
     assert len(program(ports)) == 8 * (len(ports) + 5)
@@ -135,15 +135,15 @@ def test_the_most_ports_that_a_task_can_have_fit(folder: Path, cgroup: Path) -> 
 def test_a_missing_cgroup_is_reported_and_a_missing_gate_is_an_error(
     folder: Path, cgroup: Path
 ) -> None:
-    keep([[]], alone=True, folder=folder)
+    make_gates([[]], alone=True, folder=folder)
 
-    assert not hold(cgroup / "gone", [], folder)
+    assert not attach(cgroup / "gone", [], folder)
     with pytest.raises(HostError, match=r"cannot restrict .* to its ports: No such file"):
-        hold(cgroup, [1], folder)
+        attach(cgroup, [1], folder)
 
 
 def test_without_a_file_system_for_programs_the_error_names_it(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="cannot store the port programs") as e:
-        keep([[]], alone=True, folder=tmp_path / "ports")
+        make_gates([[]], alone=True, folder=tmp_path / "ports")
 
     assert "bpffs" in e.value.hint

@@ -168,7 +168,7 @@ def test_an_interrupted_step_is_redone_or_undone_and_never_done_twice(
 
     async def after() -> None:
         async with host.serving(machine(host)) as (services, client):
-            services.accounts.second_look_s = 0.2
+            services.accounts.recheck_s = 0.2
             await _at_rest(client)
             assert os.listdir(host.state / "staging") == []
             tasks = {t.task_id for t in (await client.list_tasks()).tasks}
@@ -204,7 +204,7 @@ def test_a_point_is_armed_by_the_environment_only_where_the_configuration_allows
     child = os.fork()
     if child == 0:
         arm_from_environment(True)
-        crashpoints.passed("image.unpacked")
-        crashpoints.passed("image.stored")
+        crashpoints.crash_point("image.unpacked")
+        crashpoints.crash_point("image.stored")
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED

@@ -69,7 +69,7 @@ async def test_on_a_full_disk_tasks_run_on_and_can_still_be_stopped(host: FakeHo
         ballast.rmdir()
     os.sync()  # only now is there room again
     async with host.serving(machine(host)) as (services, client):
-        services.accounts.second_look_s = 0.1
+        services.accounts.recheck_s = 0.1
         assert [a for a in (await client.get_accounts()).accounts if a.wrong] == []
         assert (await client.get_machine()).problems == []
         await client.put_task("new", a_spec(image=DIGEST))

@@ -107,7 +107,7 @@ async def test_a_write_on_full_trees_is_refused_and_later_carried_out(
         ballast.rmdir()
         os.sync()
     async with host.serving(machine(host)) as (services, client):
-        services.accounts.second_look_s = 0.1
+        services.accounts.recheck_s = 0.1
         assert [a for a in (await client.get_accounts()).accounts if a.wrong] == []
         assert (await client.get_machine()).problems == []
         await client.put_task("new", a_spec(image=DIGEST))

@@ -91,7 +91,7 @@ class Host:
         quiet = 0
         self.copier._wait_s = lambda _: 0.0  # type: ignore[method-assign]
         while quiet < 5:
-            self.copier.turn()
+            self.copier.run_once()
             more = self.journal.messages()
             quiet = 0 if more else quiet + 1
             found += more
@@ -145,7 +145,7 @@ def test_entries_name_unit_and_run_of_the_task(host: Host) -> None:
         with host.pipe.open("wb", buffering=0) as out:
             out.write(b"x\nend without a newline")
         for _ in range(5):
-            host.copier.turn()
+            host.copier.run_once()
             found += host.journal.entries()
     assert [e["OBJECT_SYSTEMD_INVOCATION_ID"][:1] for e in found] == [b"1", b"1", b"2", b"2"]
     assert {e["OBJECT_SYSTEMD_UNIT"] for e in found} == {b"twine-task-web.service"}
@@ -232,17 +232,17 @@ def test_a_blocked_journal_delays_a_task_by_ten_seconds_at_most(
         out.write(b"a\nb\n")
         out.write(b"c\n")
         for _ in range(5):
-            host.copier.turn()
+            host.copier.run_once()
         assert totals(host.folder) == [0, 0], "it waits, and the pipe is not read"
         clock[0] += 11.0
         for _ in range(5):
-            host.copier.turn()
+            host.copier.run_once()
             clock[0] += 1.0
         assert totals(host.folder) == [0, 3]
         os.set_blocking(out.fileno(), False)
         for _ in range(20):  # more than a pipe holds: the copier reads it, and it is lost
             assert out.write(b"d" * 65535 + b"\n") == 65536
-            host.copier.turn()
+            host.copier.run_once()
         host.journal.listen()
         clock[0] += 2.0
         found = host.turned()
@@ -261,7 +261,7 @@ def test_a_journal_that_is_back_in_time_gets_all(host: Host, clock: list[float])
     with host.pipe.open("wb", buffering=0) as out:
         out.write(b"a\n")
         for _ in range(5):
-            host.copier.turn()
+            host.copier.run_once()
         clock[0] += 5.0
         host.journal.listen()
         assert host.turned() == [b"a"]
@@ -277,7 +277,7 @@ def test_the_message_about_lost_lines_is_marked_as_journalds(
             out.write(b"x\n" * 1000)
             host.turned()
     clock[0] += 11.0
-    host.copier.turn()
+    host.copier.run_once()
     (reported,) = host.journal.entries()
     assert (reported["MESSAGE_ID"], reported["N_DROPPED"]) == (DROPPED.encode(), b"2000")
 

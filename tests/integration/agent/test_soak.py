@@ -243,7 +243,7 @@ def test_f27_a_thousand_starts_and_stops_with_faults_leave_nothing(
             await soak.run(CYCLES - soak.done, images)
         after = _now(host)
         async with host.serving(machine(host)) as (services, client):
-            services.accounts.second_look_s = 0.05
+            services.accounts.recheck_s = 0.05
             accounts = (await client.get_accounts()).accounts
         return before, after, [f"{a.kind} {a.name}: {a.why}" for a in accounts if a.wrong]
 

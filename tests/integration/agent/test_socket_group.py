@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.machine.acl import let_group
+from agent.machine.acl import allow_group
 
 pytestmark = pytest.mark.root
 GROUP, OTHER = 64_001, 64_002
@@ -49,7 +49,7 @@ def connects(path: Path, uid: int, gid: int, groups: list[int]) -> bool:
 def test_only_members_of_the_group_get_through(path: Path) -> None:
     """The primary group or a supplementary group counts; the owner is still root."""
     assert not connects(path, 64_000, GROUP, [])
-    let_group(path, GROUP)
+    allow_group(path, GROUP)
     assert connects(path, 64_000, GROUP, [])
     assert connects(path, 64_000, OTHER, [GROUP])
     assert not connects(path, 64_000, OTHER, [OTHER])

@@ -9,7 +9,7 @@ from builders import a_spec
 from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.api import Exit, Health, TaskState, TaskStatus
-from agent.host.metrics import Once, SeenUsage, families
+from agent.host.metrics import ScrapedValues, StaticCollector, families
 from agent.machine import Usage
 from agent.usage import TaskUsage, Usages
 
@@ -32,9 +32,9 @@ def test_promtool_accepts_the_metrics_of_tasks() -> None:
     usages = Usages(at_boot_s=1.0, tasks=[TaskUsage(task_id="web", cpu_s=1.5, oom_kills=1)])
     groups = {"host": Usage(cpu_s=9.0, memory_pressure=0.5), "tasks": Usage(memory_bytes=1)}
     probes = {("http", True): 3, ("exec", False): 1}
-    seen = SeenUsage([status], {"web": a_spec()}, usages, groups, 1, probes)
+    seen = ScrapedValues([status], {"web": a_spec()}, usages, groups, 1, probes)
     registry = CollectorRegistry()
-    registry.register(Once(list(families(seen))))
+    registry.register(StaticCollector(list(families(seen))))
     text = generate_latest(registry)
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=text, capture_output=True, check=False

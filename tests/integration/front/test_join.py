@@ -20,7 +20,8 @@ from agent import api
 from agent.api.joining import Authority, Certificate, RenewRequest
 from agent.identity.identity import CandidateIdentity, HostIdentity, Invitation
 from agent.routes import JOIN_ROUTES
-from control_plane.api.machines import EventKind, Token, TokenRequest
+from control_plane.api.inventory import InventoryMachine
+from control_plane.api.machines import EventKind, Hardware, Token, TokenRequest
 from control_plane.identity.authority import (
     SKEW_S,
     CertificateAuthority,
@@ -69,6 +70,25 @@ def test_a_host_joins_and_is_recorded_with_its_place(region: Region, tmp_path: P
     assert (record.address, record.location.msb) == ("127.0.0.1:7443", "msb2")
     assert (tmp_path / "identity").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "identity/identity.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.behaviour("BUG-AG107")
+def test_a_host_learns_the_place_and_type_that_the_inventory_has(
+    region: Region, tmp_path: Path
+) -> None:
+    """Host profiles used the options of `twine-agent join`, which the inventory overrides."""
+    place = api.Location(datacenter="dc2", msb="msb9", rack="rack7")
+    listed = InventoryMachine(
+        machine="vm1",
+        location=place,
+        machine_type="skylake",
+        hardware=Hardware(cpus=4, memory_bytes=8 << 30),
+    )
+    region.run(region.control_plane.brokers.import_machines([listed]))
+    joined = asyncio.run(HostIdentity(tmp_path).join(invitation(region), candidate()))
+
+    assert joined.recorded
+    assert (joined.recorded.location, joined.recorded.machine_type) == (place, "skylake")
 
 
 def test_the_control_plane_reaches_the_host_that_joined_and_no_other(

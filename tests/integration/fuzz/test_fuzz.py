@@ -31,7 +31,14 @@ from hypothesis import strategies as st
 from oci import sha
 
 from agent import api
-from agent.images.core.oci import Processor, choose, is_index, place_of, read_config, read_manifest
+from agent.images.core.oci import (
+    Processor,
+    choose,
+    is_index,
+    location_of,
+    read_config,
+    read_manifest,
+)
 from agent.machine import layer
 from agent.runtime.core.records import Tombstone
 from agent.runtime.journal import Journal
@@ -308,7 +315,7 @@ def test_fuzz_of_image_descriptions(manifest: Any, config: Any, reference: str) 
             lambda: choose(data, Processor("x86_64")),
             lambda: read_manifest(data),
             lambda: read_config(json.dumps(config).encode(), good, Processor("x86_64")),
-            lambda: place_of(reference),
+            lambda: location_of(reference),
         ):
             try:
                 ask()

@@ -29,7 +29,7 @@ from agent.lease.core.lease import ends_at
 from agent.runtime.core.records import TaskRecord, key_of
 from agent.runtime.journal import Replay
 from agent.tasks.core.admission import accept
-from agent.tasks.core.lifecycle import Action, Decision, SeenTask, SeenUnit, decide
+from agent.tasks.core.lifecycle import Action, Decision, ObservedTask, ObservedUnit, decide
 from wire.errors import TwineError
 
 AFTER_S, STOP_TIMEOUT_S = 20.0, 5.0
@@ -136,12 +136,12 @@ class World:
             self.decision = decide(self.memory, self.seen(), now)
             self.memory = self.journal = self.decision.task
 
-    def seen(self) -> SeenTask:
+    def seen(self) -> ObservedTask:
         unit = self.unit
         found = None
         if unit is not None:
             active = "failed" if unit.ended else "deactivating" if unit.ends_at else "active"
-            found = SeenUnit(
+            found = ObservedUnit(
                 active=active,
                 sub="failed" if unit.ended else "running",
                 result="signal" if unit.ended else "success",
@@ -150,7 +150,7 @@ class World:
                 exited_at=self.clock if unit.ended else None,
                 started_at=1.0,
             )
-        return SeenTask(found, root=True, leftover=True, boot_id="boot")
+        return ObservedTask(found, root=True, leftover=True, boot_id="boot")
 
     def act(self) -> None:
         decision, self.decision = self.decision, None

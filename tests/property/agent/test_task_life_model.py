@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from agent.api import RestartPolicy, TaskSpec, TaskState
 from agent.lease.core.lease import LeaseMoment
-from agent.runtime.core.records import TaskRecord, Wanted, key_of, must_last
+from agent.runtime.core.records import TaskRecord, Wanted, durable_part, key_of
 from agent.tasks.core.admission import accept
-from agent.tasks.core.lifecycle import Action, Decision, SeenTask, SeenUnit, decide
+from agent.tasks.core.lifecycle import Action, Decision, ObservedTask, ObservedUnit, decide
 
 pytestmark = pytest.mark.behaviour("AG5")
 
@@ -68,7 +68,7 @@ class Model:
             self.keep(self.decision.task)
 
     def keep(self, task: TaskRecord) -> None:
-        if self.journal is None or must_last(task) != must_last(self.journal):
+        if self.journal is None or durable_part(task) != durable_part(self.journal):
             self.journal = task
         self.memory = task
 
@@ -113,11 +113,11 @@ class Model:
     def crash(self) -> None:
         self.decision, self.memory = None, self.journal
 
-    def seen(self) -> SeenTask:
+    def seen(self) -> ObservedTask:
         unit, spec = self.unit, (self.memory or a_record()).spec
         found = None
         if unit is not None:
-            found = SeenUnit(
+            found = ObservedUnit(
                 active=unit.active,
                 sub=unit.sub,
                 result=unit.result,
@@ -127,7 +127,7 @@ class Model:
                 exited_at=None if unit.alive else float(self.clock),
                 started_at=float(unit.started),
             )
-        return SeenTask(found, self.root == spec.image, bool(self.root), str(self.boot))
+        return ObservedTask(found, self.root == spec.image, bool(self.root), str(self.boot))
 
     def settle(self) -> None:
         for _ in range(60):
@@ -246,7 +246,7 @@ class TaskLife(RuleBasedStateMachine):
             return
         first = decide(model.memory, model.seen(), model.now())
         second = decide(first.task, model.seen(), model.now())
-        assert second.action in (first.action, Action.REST)
+        assert second.action in (first.action, Action.WAIT)
 
 
 TestTaskLife = TaskLife.TestCase

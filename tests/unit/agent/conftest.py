@@ -18,7 +18,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHost:
     monkeypatch.setattr(supervisor, "RETRY_S", 0.01)
     monkeypatch.setattr(supervisor, "CONFLICT_S", 0.01)
     monkeypatch.setattr(restarts, "LEAST_MAX_S", 0.0)
-    monkeypatch.setattr(prober, "LEAST_S", dict.fromkeys(ProbeKind, 0.0))
+    monkeypatch.setattr(prober, "MIN_PAUSE_S", dict.fromkeys(ProbeKind, 0.0))
     host = FakeHost(tmp_path)
     host.give_image()
     return host

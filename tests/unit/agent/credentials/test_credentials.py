@@ -16,7 +16,7 @@ from builders import FakeHost, a_spec, running, unit, until
 
 from agent import api
 from agent.credentials.core import credential_properties, requested_credential
-from agent.credentials.credentials import MOST_BYTES
+from agent.credentials.credentials import CREDENTIAL_MAX_BYTES
 from agent.machine import memory_file
 from agent.machine.memory_file import MemoryFile
 from agent.runtime.core.records import key_of
@@ -103,7 +103,7 @@ async def test_a_credential_is_taken_away_and_refused_in_one_line(host: FakeHost
             await client.delete_credential("local", "key")
         with pytest.raises(InvalidInput, match="is not a valid name"):
             await client.put_credential("local", "A b", VALUE)
-        for wrong in (b"", b"x" * (MOST_BYTES + 1)):
+        for wrong in (b"", b"x" * (CREDENTIAL_MAX_BYTES + 1)):
             with pytest.raises(InvalidInput, match="bytes, not 1 to"):
                 await client.put_credential("local", "key", wrong)
     assert held == []
@@ -114,8 +114,8 @@ async def test_the_next_agent_holds_what_the_last_one_did(
 ) -> None:
     """systemd keeps the memory between two agents; the values are never in a file system."""
     kept: list[int] = []
-    monkeypatch.setattr(memory_file, "keep_descriptor", lambda _, fd: kept.append(os.dup(fd)))
-    monkeypatch.setattr(memory_file, "kept_descriptors", lambda _: [os.dup(fd) for fd in kept])
+    monkeypatch.setattr(memory_file, "store_descriptor", lambda _, fd: kept.append(os.dup(fd)))
+    monkeypatch.setattr(memory_file, "stored_descriptors", lambda _: [os.dup(fd) for fd in kept])
     async with host.agent() as client:
         await client.put_credential("local", "key", VALUE)
     async with host.agent() as client:
@@ -128,7 +128,7 @@ async def test_the_next_agent_holds_what_the_last_one_did(
 
 
 def test_an_interrupted_write_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_file, "kept_descriptors", lambda _: [])
+    monkeypatch.setattr(memory_file, "stored_descriptors", lambda _: [])
     file = MemoryFile("test")
     assert file.read() == b""
     file.write(b"first")

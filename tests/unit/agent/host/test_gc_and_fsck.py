@@ -38,7 +38,7 @@ PLACE = "registry.example/web:"
 async def serving(host: FakeHost) -> AsyncIterator[AgentClient]:
     """Run an agent that makes its second check at once."""
     async with host.serving() as (services, client):
-        services.accounts.second_look_s = 0.0
+        services.accounts.recheck_s = 0.0
         yield client
 
 

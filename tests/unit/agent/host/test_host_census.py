@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agent.api import TaskState
-from agent.host.core.census import FoundOnHost, SubvolumeStore, judge, lasting
+from agent.host.core.census import FoundOnHost, SubvolumeStore, account_for, confirmed
 from agent.tasks.core.reconcile import KnownTask
 
 IMAGE = "1" * 64
@@ -34,11 +34,11 @@ WELL = FoundOnHost(
 
 
 def wrong(found: FoundOnHost) -> list[tuple[str, str]]:
-    return [(a.kind, a.name) for a in judge(found) if a.wrong]
+    return [(a.kind, a.name) for a in account_for(found) if a.wrong]
 
 
 def test_a_healthy_host_has_an_owner_and_a_reason_for_every_object() -> None:
-    accounts = judge(WELL)
+    accounts = account_for(WELL)
     assert wrong(WELL) == []
     assert all(a.owner and a.why and a.stays for a in accounts)
     assert {a.kind for a in accounts} == {
@@ -60,7 +60,7 @@ def test_a_mount_in_the_root_of_a_task_belongs_to_the_task_and_is_an_error_after
 ):
     at = "/var/lib/twine/tasks/web/srv/tasks/x"
     found = replace(WELL, mounts=(at,))
-    (mount,) = [a for a in judge(found) if a.kind == "mount"]
+    (mount,) = [a for a in account_for(found) if a.kind == "mount"]
 
     assert (mount.owner, mount.why, mount.stays) == ("task web", "a volume of the task", True)
     gone = replace(found, tasks={}, unreadable=())
@@ -71,7 +71,7 @@ def test_a_mount_in_the_root_of_a_task_belongs_to_the_task_and_is_an_error_after
 def test_a_port_gate_belongs_to_all_tasks_with_its_ports_and_is_removed_with_the_last() -> None:
     """A remaining gate is no error: the next request for other gates removes it."""
     both = replace(WELL, tasks={"web": RUNNING, "also": RUNNING}, ports=("80-8080", "9"))
-    shared, left = [a for a in judge(both) if a.kind == "ports"]
+    shared, left = [a for a in account_for(both) if a.kind == "ports"]
 
     assert (shared.owner, shared.stays) == ("agent", True)
     assert "also and 1 more" in shared.why
@@ -112,7 +112,7 @@ def test_every_unowned_and_every_missing_object_is_found_and_nothing_else(kind: 
     """Covers objects without an owner, and missing objects (P9)."""
     found = replace(WELL, **UNKNOWN_THINGS[kind])
     assert len(wrong(found)) == 1
-    assert all(a.why for a in judge(found))
+    assert all(a.why for a in account_for(found))
 
 
 def test_work_in_progress_is_not_reported_as_a_fault() -> None:
@@ -142,7 +142,7 @@ def test_mounts_in_a_root_are_of_its_task_whether_or_not_its_record_can_be_read(
     """Covers a root that is mapped for its image's user, and volumes in it."""
     at = ("/tasks/state/tasks/web", "/tasks/state/tasks/web/srv/tasks/x")
     for here in (replace(WELL, mounts=at), replace(WELL, tasks={}, unreadable=("web",), mounts=at)):
-        root, volume = [a for a in judge(here) if a.kind == "mount"]
+        root, volume = [a for a in account_for(here) if a.kind == "mount"]
         assert (root.owner, volume.owner) == ("task web", "task web")
         assert "user of its image" in root.why
         assert "volume" in volume.why
@@ -152,8 +152,8 @@ def test_mounts_in_a_root_are_of_its_task_whether_or_not_its_record_can_be_read(
 
 def test_only_a_fault_seen_twice_is_reported() -> None:
     first, again = (
-        judge(replace(WELL, roots=("web", "lost", "old"))),
-        judge(replace(WELL, roots=("web", "old", "new"))),
+        account_for(replace(WELL, roots=("web", "lost", "old"))),
+        account_for(replace(WELL, roots=("web", "old", "new"))),
     )
-    assert [a.name for a in lasting(first, again) if a.wrong] == ["old"]
-    assert {a.name for a in lasting(first, again)} == {a.name for a in again}
+    assert [a.name for a in confirmed(first, again) if a.wrong] == ["old"]
+    assert {a.name for a in confirmed(first, again)} == {a.name for a in again}

@@ -12,7 +12,7 @@ from builders import FakeHost, a_spec, running
 
 from agent.api import Limits
 from agent.runtime.offload import Lanes
-from agent.runtime.poll_timers import Rest, next_round
+from agent.runtime.poll_timers import InterruptiblePause, next_round
 
 TASKS = 20
 POLL_S = 30.0
@@ -114,7 +114,7 @@ def test_pauses_of_one_length_end_together_and_none_is_nothing() -> None:
 
 
 async def test_a_rest_can_be_ended_early() -> None:
-    rest = Rest()
+    rest = InterruptiblePause()
     rest.end()
     resting = asyncio.ensure_future(rest.until_round(3600.0))
     await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 from collections.abc import Iterator
@@ -103,3 +104,17 @@ def test_logs_are_read_from_the_entries_of_the_service_too() -> None:
         f"OBJECT_SYSTEMD_UNIT={unit}",
         f"OBJECT_SYSTEMD_INVOCATION_ID={invocation}",
     ]
+
+
+@pytest.mark.behaviour("BUG-AG108")
+async def test_a_pipe_whose_creation_was_interrupted_gets_its_mode(
+    host: FakeHost, woken: socket.socket
+) -> None:
+    """An agent that died before it set the mode left a pipe that its task could not open."""
+    pipe = Path(host.config.run_dir) / "output" / "local" / "web"
+    pipe.parent.mkdir(mode=0o700)
+    os.mkfifo(pipe, 0o600)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec())
+        await running(client, "web")
+        assert stat.S_IMODE(pipe.stat().st_mode) == 0o622

@@ -25,7 +25,7 @@ async def test_starts_get_places_in_the_order_of_their_requests() -> None:
     leave = [asyncio.Event() for _ in range(5)]
 
     async def start(number: int) -> None:
-        async with starts.turn():
+        async with starts.slot():
             began.append(number)
             await leave[number].wait()
 
@@ -33,12 +33,12 @@ async def test_starts_get_places_in_the_order_of_their_requests() -> None:
         tasks = [group.create_task(start(number)) for number in range(5)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert (began, starts.under_way) == ([0, 1], 2)
+        assert (began, starts.starting) == ([0, 1], 2)
         tasks[2].cancel()
         starts.allow(1)
         leave[0].set()
         await tasks[0]
-        assert (began, starts.under_way) == ([0, 1], 1)
+        assert (began, starts.starting) == ([0, 1], 1)
         leave[1].set()
         await tasks[1]
         await asyncio.sleep(0)
@@ -49,26 +49,26 @@ async def test_starts_get_places_in_the_order_of_their_requests() -> None:
         assert began == [0, 1, 3, 4]
         for event in leave:
             event.set()
-    assert starts.under_way == 0
+    assert starts.starting == 0
 
 
 async def test_an_unused_place_is_passed_on() -> None:
     starts = Starts(1)
 
     async def start() -> None:
-        async with starts.turn():
+        async with starts.slot():
             pass
 
-    async with starts.turn():
+    async with starts.slot():
         second = asyncio.ensure_future(start())
         await asyncio.sleep(0)
-        assert starts.under_way == 1
-    assert starts.under_way == 1  # assigned to the second task, which has not run yet
+        assert starts.starting == 1
+    assert starts.starting == 1  # assigned to the second task, which has not run yet
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
-    async with asyncio.timeout(60), starts.turn():
-        assert starts.under_way == 1
+    async with asyncio.timeout(60), starts.slot():
+        assert starts.starting == 1
 
 
 @pytest.mark.behaviour("F-14")
@@ -76,7 +76,7 @@ async def test_the_task_with_most_memory_is_evicted_and_the_event_has_the_reason
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task is restarted after a pause; a task within its promise is not evicted."""
-    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CHECK_S", 0.01)
     monkeypatch.setattr(pressure, "IDLE_CHECK_S", 0.01)
     slow = RestartPolicy(backoff_s=3600.0, backoff_max_s=3600.0)
     kept = Resources(memory_min_bytes=128 * MIB)
@@ -108,7 +108,7 @@ async def test_a_task_that_waits_at_its_own_limit_does_not_have_to_go(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only this task runs, so its slice waits whenever it does; the host has free memory."""
-    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CHECK_S", 0.01)
     monkeypatch.setattr(pressure, "IDLE_CHECK_S", 0.01)
     spec = a_spec(limits=Limits(memory_max_bytes=100 * MIB))
     usage, waits = host.fake.cgroups.usage, host.fake.cgroups.waits
@@ -125,7 +125,7 @@ async def test_a_task_that_waits_at_its_own_limit_does_not_have_to_go(
             await running(client, name)
         usage[cgroup_of("web", spec)] = Usage(memory_bytes=99 * MIB, memory_pressure=0.8)
         waits["/workload.slice", "memory"] = 0.8
-        while checks.count(["web"]) < 3 * core_pressure.LOOKS:
+        while checks.count(["web"]) < 3 * core_pressure.CHECKS_TO_EVICT:
             await asyncio.sleep(0.01)
         assert (await client.get_task("web")).last_exit is None
         usage[cgroup_of("idle", spec)] = Usage(memory_bytes=9 * MIB, memory_pressure=0.5)
@@ -159,7 +159,7 @@ async def test_no_task_is_evicted_after_systemd_oomd_has_just_freed_memory(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of three tasks were evicted for one shortage; later evictions work as usual."""
-    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CHECK_S", 0.01)
     monkeypatch.setattr(pressure, "IDLE_CHECK_S", 0.01)
     monkeypatch.setattr(core_pressure, "PAUSE_S", 0.05)
     answers, calls = host.fake.processes.answers, host.fake.processes.calls
@@ -183,7 +183,7 @@ async def test_a_host_under_pressure_starts_one_task_at_a_time(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All requested tasks still start, one after the other."""
-    monkeypatch.setattr(pressure, "LOOK_S", 0.01)
+    monkeypatch.setattr(pressure, "CHECK_S", 0.01)
     monkeypatch.setattr(pressure, "IDLE_CHECK_S", 0.01)
     host.fake.cgroups.waits["/hostcritical.slice", "cpu"] = 0.9
     async with host.serving() as (services, client):
@@ -195,7 +195,7 @@ async def test_a_host_under_pressure_starts_one_task_at_a_time(
             await client.put_task(name, a_spec(limits=Limits(memory_max_bytes=8 * MIB)))
         for name in names:
             await running(client, name)
-        assert starts.under_way <= 1
+        assert starts.starting <= 1
 
 
 @pytest.mark.behaviour("F-11")
@@ -227,7 +227,7 @@ async def test_a_start_keeps_its_place_until_its_unit_is_up(
             host.fake.systemd.lose_bus()
             await client.get_task("a")
         assert unit("b") not in systemd.started
-        systemd.let_up(unit("a"))
+        systemd.become_active(unit("a"))
         await running(client, "a")
         await until(client, "b", lambda _: unit("b") in systemd.started)
         await client.delete_task("b")  # a deletion does not wait for the start of the task

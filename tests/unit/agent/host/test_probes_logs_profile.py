@@ -27,12 +27,12 @@ from agent.api import (
 )
 from agent.client import AgentClient
 from agent.host import facts, host_profile
-from agent.host.host_profile import DELIVERED, UNIT
+from agent.host.host_profile import DELIVERED_PROFILES, UNIT
 from agent.host.logs import LoggedRun, Logs, journal_command
 from agent.machine import Completed, UnitState, boottime_s
 from agent.machine.fake_systemd import Ended
 from agent.runtime.journal import Journal
-from agent.tasks.prober import Ask, Prober
+from agent.tasks.prober import Prober, RunInTask
 from control_plane.api.profiles import version_name
 from wire.errors import (
     Conflict,
@@ -92,15 +92,15 @@ async def test_a_task_is_healthy_once_its_probe_answers_and_not_when_it_fails(
 async def test_a_slow_starter_is_not_unhealthy_before_its_start_period_is_over(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really, answer, answers, enough = Prober._ask, ["503"], list[str](), asyncio.Event()
+    really, answer, answers, enough = Prober._probe_once, ["503"], list[str](), asyncio.Event()
 
-    async def counted(self: Prober, probe: Probe, inside: Ask, at: str) -> str:
+    async def counted(self: Prober, probe: Probe, inside: RunInTask, at: str) -> str:
         answers.append(await really(self, probe, inside, at))
         if len(answers) == 10:
             enough.set()
         return answers[-1]
 
-    monkeypatch.setattr(Prober, "_ask", counted)
+    monkeypatch.setattr(Prober, "_probe_once", counted)
     async with a_server(answer) as port, host.agent() as client:
         before = (await client.get_events(0)).latest
         await client.put_task("web", a_spec(probe=a_probe(port, start_period_s=3600, failures=1)))
@@ -155,7 +155,7 @@ async def test_a_tiny_interval_does_not_keep_agent_and_systemd_busy(
     async def answered(*_: object) -> str:
         return ""
 
-    monkeypatch.setattr(Prober, "_ask", answered)
+    monkeypatch.setattr(Prober, "_probe_once", answered)
     monkeypatch.setattr(asyncio, "sleep", sleep)
     target = {"command": ["/x"]} if kind is ProbeKind.EXEC else {"port": 1}
     probe = Probe(kind=kind, interval_s=interval_s, successes=2, **target)
@@ -237,15 +237,15 @@ async def test_servers_that_hang_delay_no_other_probe() -> None:
 async def test_a_prober_with_a_bug_is_started_again(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    really, failures = Prober._ask, [1, 1]
+    really, failures = Prober._probe_once, [1, 1]
 
-    async def breaks(self: Prober, probe: Probe, inside: Ask, at: str) -> str:
+    async def breaks(self: Prober, probe: Probe, inside: RunInTask, at: str) -> str:
         if failures:
             failures.pop()
             raise RuntimeError("a bug")
         return await really(self, probe, inside, at)
 
-    monkeypatch.setattr(Prober, "_ask", breaks)
+    monkeypatch.setattr(Prober, "_probe_once", breaks)
     async with a_server(["200"]) as port, host.agent() as client:
         await client.put_task("web", a_spec(probe=a_probe(port)))
         await until(client, "web", lambda s: s.health is Health.HEALTHY)
@@ -441,7 +441,7 @@ async def test_a_profile_that_is_delivered_is_kept_under_its_digest(host: FakeHo
         await client.put_profile(ProfileSpec(name=name, generation=2, text="what it says"))
         await _profile(client, ProfileState.VERIFIED, 2)
     assert [call[1:3] for call in calls] == [["apply-profile", name]]
-    folder = host.folder / "sidekick" / DELIVERED
+    folder = host.folder / "sidekick" / DELIVERED_PROFILES
     assert [(p.name, p.read_text()) for p in folder.iterdir()] == [(f"{name}.toml", "what it says")]
 
 

@@ -37,11 +37,11 @@ class ControlPlane:
     def has_joined(self) -> bool:
         return self.joined
 
-    def read_second(self) -> str:
-        return self.identity.read_second()
+    def read_clone_reason(self) -> str:
+        return self.identity.read_clone_reason()
 
-    def note_second(self, why: str) -> None:
-        self.identity.note_second(why)
+    def store_clone_reason(self, why: str) -> None:
+        self.identity.store_clone_reason(why)
 
     async def show_presence(self, presence: Presence) -> PresenceAnswer:
         self.shown.append(presence)
@@ -75,8 +75,8 @@ async def test_the_mark_is_the_same_within_a_check_and_new_for_each_check(
     host = a_host(plane)
     assert (await host.ask()).verdict is Verdict.ALONE
     assert (await host.ask()).verdict is Verdict.AGAIN, "it gives up until the next round"
-    first, second = {p.mark for p in plane.shown[:2]}, {p.mark for p in plane.shown[2:]}
-    assert (len(first), len(second), len(first & second)) == (1, 1, 0)
+    first, clone_reason = {p.mark for p in plane.shown[:2]}, {p.mark for p in plane.shown[2:]}
+    assert (len(first), len(clone_reason), len(first & clone_reason)) == (1, 1, 0)
     assert host.presence() == plane.shown[-1]
     assert {p.boot_id for p in plane.shown} == {"boot"}
 
@@ -90,10 +90,10 @@ async def test_starts_wait_for_the_first_verdict_for_a_bounded_time(
     host = a_host(ControlPlane(tmp_path))
     woken = asyncio.Event()
     host.wake = woken.set
-    assert host.bars() == uniqueness.WAITS
+    assert host.start_refusal() == uniqueness.WAITS
     watching = asyncio.ensure_future(host.watch())
     await woken.wait()
-    assert host.bars() == ""
+    assert host.start_refusal() == ""
     watching.cancel()
 
 
@@ -102,7 +102,7 @@ async def test_a_host_that_has_not_joined_waits_for_no_verdict(tmp_path: Path) -
     """It has no identity that another host could share."""
     plane = ControlPlane(tmp_path)
     plane.joined = False
-    assert a_host(plane).bars() == ""
+    assert a_host(plane).start_refusal() == ""
 
 
 @pytest.mark.behaviour("F-89")
@@ -110,24 +110,24 @@ async def test_the_verdict_survives_a_restart_and_can_be_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The verdict is on disk, for a boot without a control plane; a new answer withdraws it."""
-    monkeypatch.setattr(uniqueness, "SECOND_EVERY_S", 0.001)
+    monkeypatch.setattr(uniqueness, "CLONE_EVERY_S", 0.001)
     plane = ControlPlane(tmp_path, SECOND)
     host = a_host(plane)
     watching = asyncio.ensure_future(host.watch())
     await holds(lambda: len(plane.shown) == 2)
-    assert host.bars() == "vm1 is elsewhere"
+    assert host.start_refusal() == "vm1 is elsewhere"
     watching.cancel()
 
     plane.answers = [Unreachable("away"), ALONE]
     monkeypatch.setattr(uniqueness, "RETRY_S", 0.001)
     again = a_host(plane)
-    assert again.bars() == "vm1 is elsewhere"
+    assert again.start_refusal() == "vm1 is elsewhere"
     with pytest.raises(Conflict, match="vm1 is elsewhere"):
         again.check("task web is not changed")
     watching = asyncio.ensure_future(again.watch())
-    await holds(lambda: again.bars() == "")
+    await holds(lambda: again.start_refusal() == "")
     watching.cancel()
-    assert a_host(plane).second == ""
+    assert a_host(plane).clone_reason == ""
 
 
 @pytest.mark.behaviour("F-89")
@@ -136,10 +136,10 @@ async def test_a_full_disk_hinders_no_verdict(tmp_path: Path) -> None:
     plane = ControlPlane(tmp_path, SECOND)
     (tmp_path / "second-host").mkdir()
     with pytest.raises(TwineError):
-        plane.read_second()
+        plane.read_clone_reason()
     host = a_host(plane)
     watching = asyncio.ensure_future(host.watch())
-    await holds(lambda: host.bars() == "vm1 is elsewhere")
+    await holds(lambda: host.start_refusal() == "vm1 is elsewhere")
     watching.cancel()
 
 
@@ -154,7 +154,7 @@ async def test_a_second_host_takes_no_task_and_keeps_what_runs(
         before = await running(client, "web")
     monkeypatch.setattr(HostIdentity, "has_joined", lambda _: True)
     monkeypatch.setattr(HostIdentity, "show_presence", lambda _, shown: plane.show_presence(shown))
-    plane.note_second("vm1 is elsewhere")
+    plane.store_clone_reason("vm1 is elsewhere")
     async with host.agent() as client:
         with pytest.raises(Conflict, match="task other is not changed: vm1 is elsewhere"):
             await client.put_task("other", a_spec())
@@ -182,7 +182,7 @@ async def test_a_verdict_that_cannot_be_stored_is_logged(
     def fails(_self: HostIdentity, _why: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(HostIdentity, "note_second", fails)
+    monkeypatch.setattr(HostIdentity, "store_clone_reason", fails)
     host = a_host(ControlPlane(tmp_path, SECOND))
-    host._take(SECOND)
-    assert host.bars() == "vm1 is elsewhere"
+    host._apply_verdict(SECOND)
+    assert host.start_refusal() == "vm1 is elsewhere"

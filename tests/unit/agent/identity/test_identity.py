@@ -64,7 +64,7 @@ def test_an_invalid_certificate_never_replaces_a_valid_one(tmp_path: Path) -> No
     host = HostIdentity(tmp_path)
     tls.save(a_credential(), tmp_path / "identity.json")
     with pytest.raises((ProtocolError, ConfigError)):
-        host._keep(a_credential(certificate_pem="nonsense", name="evil"))
+        host._save(a_credential(certificate_pem="nonsense", name="evil"))
     found = host.find()
     assert found is not None
     assert found.machine == "vm1"

@@ -88,7 +88,7 @@ class Setup:
         def wanted() -> Mapping[str, TaskSpec]:
             return self.tasks
 
-        await self.service.look(wanted)
+        await self.service.maintain(wanted)
 
     def leaf(self, task: str = "web-0") -> x509.Certificate:
         """Return the certificate that a task finds; check that the key next to it matches."""
@@ -280,10 +280,10 @@ async def test_a_finished_task_has_no_identity(host: FakeHost, certifier: Certif
     async with host.serving() as (services, client):
         await client.put_task("web-0", msgspec.structs.replace(WEB, restart=never))
         await running(client, "web-0")
-        assert set(services.tasks.to_run()) == {"web-0"}
+        assert set(services.tasks.active_specs()) == {"web-0"}
         host.fake.systemd.exit(unit("web-0"))
         await until(client, "web-0", lambda s: s.state is TaskState.STOPPED)
-        assert services.tasks.to_run() == {}
+        assert services.tasks.active_specs() == {}
 
 
 async def test_a_file_that_cannot_be_written_is_reported_in_one_line(

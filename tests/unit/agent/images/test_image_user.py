@@ -6,7 +6,7 @@ import pytest
 from builders import a_spec
 
 from agent.api import ImageUser, Volume
-from agent.images.core.image_user import ListedUsers, asks, login, resolve
+from agent.images.core.image_user import ListedUsers, login, names_user, resolve
 from agent.runtime.core.records import user_of
 from agent.tasks.core.inside import InsideCommand, inside_properties
 from agent.volumes.core.mounts import mount_properties
@@ -61,7 +61,7 @@ def test_a_user_is_resolved_by_the_lists_of_the_image(
 @pytest.mark.parametrize("user", ["", "0", "root", "0:1000", "root:staff", "toor", "00"])
 def test_root_needs_no_image_user(user: str) -> None:
     assert resolve(user, USERS, GROUPS) is None
-    assert asks(user) is (user in ("toor", "00"))
+    assert names_user(user) is (user in ("toor", "00"))
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,9 @@ def test_a_writable_root_is_new_with_each_start_and_bounded(host: FakeHost) -> N
     roots.prepare("web", IMAGE)
     roots.renew("web", spec)
     path = roots.path("web")
-    room = host.fake.btrfs.room(path)
-    assert room is not None
-    assert room.max_bytes == 1 << 20
+    usage = host.fake.btrfs.usage(path)
+    assert usage is not None
+    assert usage.max_bytes == 1 << 20
     (path / "written").write_text("by a task")
     roots.renew("web", replace(spec, root=RootMode.READ_ONLY))
     assert (path / "written").exists()
@@ -88,7 +88,7 @@ def test_an_image_that_is_imported_again_has_its_new_configuration(host: FakeHos
     roots, images = roots_of(host), host.state / "images"
     described = images / f"{IMAGE.removeprefix('sha256:')}.json"
     (images / described.stem / "blobs").mkdir()
-    assert (roots.config(IMAGE), roots.tops(IMAGE)) == (None, ["blobs"])
+    assert (roots.config(IMAGE), roots.writable_folders(IMAGE)) == (None, ["blobs"])
 
     described.unlink()
     assert roots.config(IMAGE) is None
@@ -99,4 +99,4 @@ def test_an_image_that_is_imported_again_has_its_new_configuration(host: FakeHos
         digest=IMAGE, format=ImageFormat.OCI, stream_bytes=1, created_at=2.0, config=config
     )
     described.write_bytes(msgspec.json.encode(info))
-    assert (roots.config(IMAGE), roots.tops(IMAGE)) == (config, ["srv"])
+    assert (roots.config(IMAGE), roots.writable_folders(IMAGE)) == (config, ["srv"])

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.api import OciConfig, Relaxation, RootMode, Volume, VolumeKind
-from agent.images.core.writable_root import choose_tops, in_run, is_writable, opened, owner_of_root
+from agent.images.core.writable_root import (
+    choose_writable_folders,
+    in_run,
+    is_writable,
+    owner_of_root,
+    writable_root_properties,
+)
 from agent.machine.unit_properties import encode
 from agent.runtime.core.records import has_own_init, key_of
 from agent.tasks.core.inside import InsideCommand, inside_properties
@@ -24,14 +30,14 @@ NAMES = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=8)
 def test_only_an_oci_image_has_a_writable_root_by_default() -> None:
     """Existing images of users write below /var, /run and /etc."""
     requested, refused = a_spec(root=RootMode.WRITABLE), a_spec(root=RootMode.READ_ONLY)
-    assert is_writable(a_spec(), OCI, can_bound=True)
-    assert not is_writable(a_spec(), None, can_bound=True)
-    assert not is_writable(a_spec(), OCI, can_bound=False), "nothing would bound it"
-    assert is_writable(requested, None, can_bound=True)
-    assert is_writable(requested, OCI, can_bound=False), "its start is refused instead"
-    assert not is_writable(refused, OCI, can_bound=True)
+    assert is_writable(a_spec(), OCI, has_quotas=True)
+    assert not is_writable(a_spec(), None, has_quotas=True)
+    assert not is_writable(a_spec(), OCI, has_quotas=False), "nothing would bound it"
+    assert is_writable(requested, None, has_quotas=True)
+    assert is_writable(requested, OCI, has_quotas=False), "its start is refused instead"
+    assert not is_writable(refused, OCI, has_quotas=True)
     for relaxation in (Relaxation.OWN_INIT, Relaxation.RAW):
-        assert not is_writable(replace(requested, relaxations=[relaxation]), OCI, can_bound=True)
+        assert not is_writable(replace(requested, relaxations=[relaxation]), OCI, has_quotas=True)
 
 
 def test_its_folders_are_opened_and_shared_volumes_and_sys_stay_closed() -> None:
@@ -44,11 +50,11 @@ def test_its_folders_are_opened_and_shared_volumes_and_sys_stay_closed() -> None
         "run": ["pg", "systemd"],
         "home": ["u"],
     }
-    found = opened(unit, spec, choose_tops(folders))
+    found = writable_root_properties(unit, spec, choose_writable_folders(folders))
     encode(found)
     assert found["ReadWritePaths"] == ["-+/data", "-+/srv", "-+/home/u", "-+/run", "-+/data/own"]
     assert found["ReadOnlyPaths"] == ("-+/sys", "-+/srv/all")
-    assert in_run(choose_tops(folders)) == ["pg"]
+    assert in_run(choose_writable_folders(folders)) == ["pg"]
 
 
 def test_run_is_in_memory_and_the_same_for_commands_inside() -> None:
@@ -68,10 +74,12 @@ def test_run_is_in_memory_and_the_same_for_commands_inside() -> None:
 
 
 @given(st.lists(NAMES), st.lists(NAMES))
-def test_names_in_an_image_open_no_special_folder(tops: list[str], runs: list[str]) -> None:
-    found = choose_tops({"": [*tops, "run"], "run": runs})
+def test_names_in_an_image_open_no_special_folder(
+    writable_folders: list[str], runs: list[str]
+) -> None:
+    found = choose_writable_folders({"": [*writable_folders, "run"], "run": runs})
     assert not {*found} & {"proc", "sys", "dev", "run", "run/systemd"}
-    encode(opened({}, a_spec(), found))
+    encode(writable_root_properties({}, a_spec(), found))
     assert not [name for name in found if {*name} & {*": \"'\\\n"}]
 
 

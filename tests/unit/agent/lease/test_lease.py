@@ -15,14 +15,14 @@ from agent.api import (
     certainly_ended_s,
 )
 from agent.lease.core.lease import (
+    EXPIRED_LEASE,
     FENCE_GRACE_S,
-    STRICTEST,
-    Bond,
     LeaseMoment,
+    TaskLease,
     answered_at,
     ends_at,
     name_answer,
-    read_bond,
+    read_lease,
 )
 from agent.runtime.core.records import TaskRecord
 from agent.tasks.core.admission import accept
@@ -61,7 +61,7 @@ def test_a_bound_task_is_stopped_once_its_time_without_contact_is_over() -> None
 
     assert before.task.state is S.RUNNING
     assert (after.action, after.task.state) == (A.STOP, S.STOPPING)
-    assert (ended.action, ended.task.state, ended.task.reason) == (A.REST, S.STOPPED, REASON)
+    assert (ended.action, ended.task.state, ended.task.reason) == (A.WAIT, S.STOPPED, REASON)
     assert ended.task.last_exit == Exit(result="cut-off", at=50.0)
     assert ended.task.health is Health.UNKNOWN
 
@@ -88,7 +88,7 @@ def test_nothing_is_started_once_the_time_ran_out(state: S) -> None:
     now = _at(30.0)
     cut = _gone(_task(state, next_start_at=0.0, next_start_boot_s=0.0), now)
 
-    assert (cut.action, cut.task.state, cut.task.cut_off) == (A.REST, S.STOPPED, True)
+    assert (cut.action, cut.task.state, cut.task.cut_off) == (A.WAIT, S.STOPPED, True)
 
 
 def test_new_contact_starts_nothing_until_a_command_arrives() -> None:
@@ -100,7 +100,7 @@ def test_new_contact_starts_nothing_until_a_command_arrives() -> None:
     assert later_term
     assert newer
 
-    assert (after_contact.action, after_contact.task.state) == (A.REST, S.STOPPED)
+    assert (after_contact.action, after_contact.task.state) == (A.WAIT, S.STOPPED)
     assert same is None
     assert later_term.cut_off
     assert not newer.cut_off
@@ -114,7 +114,7 @@ def test_a_begun_stop_is_finished_even_after_new_contact() -> None:
     leaving = decide(stopping, seen(a_unit(task, active="deactivating")), after_contact)
     unheeded = decide(stopping, seen(a_unit(task)), after_contact)
 
-    assert (leaving.action, unheeded.action) == (A.REST, A.STOP)
+    assert (leaving.action, unheeded.action) == (A.WAIT, A.STOP)
     assert _gone(leaving.task, after_contact).task.state is S.STOPPED
 
 
@@ -142,7 +142,7 @@ def test_after_a_reboot_such_a_task_waits_even_if_it_may_start_offline() -> None
     for after_contact in (None, 4.0):
         now = LeaseMoment(wall=60.0, boot_s=5.0, contact_s=after_contact)
         decision = decide(task, seen(boot_id="boot-2"), now)
-        assert (decision.action, decision.task.state) == (A.REST, S.STOPPED)
+        assert (decision.action, decision.task.state) == (A.WAIT, S.STOPPED)
         assert decision.task.last_exit == Exit(result="lost", at=60.0)
 
 
@@ -186,17 +186,17 @@ def test_a_missing_answer_proves_nothing() -> None:
 
 
 def test_a_bond_is_read_back_as_it_was_written() -> None:
-    for bond in (Bond(30.0, 10.0), Bond(5.5, 0.25).lapsed(7.0), STRICTEST):
-        assert read_bond(bond.line()) == bond
+    for bond in (TaskLease(30.0, 10.0), TaskLease(5.5, 0.25).lapsed(7.0), EXPIRED_LEASE):
+        assert read_lease(bond.line()) == bond
 
 
 @pytest.mark.parametrize("text", ["", "x", "30", "30 nan", "30 inf", "30 -1", "1 2 3 4", "\0"])
 def test_a_bond_that_makes_no_sense_is_the_strictest(text: str) -> None:
-    assert read_bond(text) == STRICTEST
-    assert read_bond(text).is_overdue(1e9, 0.0)
+    assert read_lease(text) == EXPIRED_LEASE
+    assert read_lease(text).is_overdue(1e9, 0.0)
 
 
 def test_a_lapsed_bond_is_not_prolonged() -> None:
-    lapsed = Bond(30.0, 10.0).lapsed(100.0)
+    lapsed = TaskLease(30.0, 10.0).lapsed(100.0)
     assert not lapsed.is_overdue(500.0, 141.9)
     assert lapsed.is_overdue(500.0, 142.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.machine.private_network import HostNetwork
-from agent.netplan import Ask, NetAnswer
+from agent.netplan import NetAnswer, NetRequest
 from wire.errors import HostError
 
 
@@ -28,7 +28,7 @@ def answered(tmp_path: Path, answer: bytes) -> NetAnswer:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            return HostNetwork(str(tmp_path / "s")).ask(Ask())
+            return HostNetwork(str(tmp_path / "s")).ask(NetRequest())
         finally:
             thread.join()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.machine import Observed
+from agent.machine import KernelObjects
 from agent.machine.census import observe
 from agent.machine.kernelfs import KernelFs
 
@@ -28,7 +28,7 @@ def test_cgroups_namespaces_links_and_mounts_of_ours_are_found(tmp_path: Path) -
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/mountinfo").write_text(MOUNTS)
 
-    assert observe(KernelFs(tmp_path), Path("/var/lib/twine"), Path("/run/twine")) == Observed(
+    assert observe(KernelFs(tmp_path), Path("/var/lib/twine"), Path("/run/twine")) == KernelObjects(
         cgroups=("/workload.slice/workload-x.slice/twine-task-web.service",),
         namespaces=("web",),
         veths={"tw0123456789a": "web"},
@@ -37,4 +37,4 @@ def test_cgroups_namespaces_links_and_mounts_of_ours_are_found(tmp_path: Path) -
 
 
 def test_a_host_that_has_none_of_it_is_empty(tmp_path: Path) -> None:
-    assert observe(KernelFs(tmp_path), Path("/s"), Path("/r")) == Observed()
+    assert observe(KernelFs(tmp_path), Path("/s"), Path("/r")) == KernelObjects()

@@ -254,7 +254,11 @@ def test_the_main_process_and_the_cgroup_of_each_unit_are_read(connect: Connect)
     assert (state.main_pid, state.control_group) == (42, "/system.slice/t.service")
 
 
-@pytest.mark.parametrize(("code", "status", "name"), [(2, 9, "SIGKILL"), (3, 40, "SIGRTMIN+6")])
+@pytest.mark.behaviour("BUG-AG105")
+@pytest.mark.parametrize(
+    ("code", "status", "name"),
+    [(2, 9, "SIGKILL"), (3, 40, "SIGRTMIN+6"), (2, 34, "SIGRTMIN"), (2, 32, "SIG32")],
+)
 def test_the_signal_that_ended_a_unit_is_named(
     connect: Connect, code: int, status: int, name: str
 ) -> None:

@@ -12,15 +12,15 @@ from agent.api import Resources, TaskState
 from agent.api.resources import contradiction
 from agent.lease.core.lease import LeaseMoment
 from agent.resources.core.exclusive_cpus import (
-    Taken,
+    CpusInUse,
     allowed_cpus,
-    chosen,
-    own_values,
+    choose_cpus,
+    exclusive_cpu_values,
+    is_still_valid,
     refusal,
-    shared,
+    shared_cpus,
     sharing_refusal,
-    still_good,
-    usable,
+    usable_cpus,
 )
 from agent.runtime.core.records import describe_change, key_of, status_of
 from agent.runtime.core.slices import cgroup_of, is_shared_slice, slice_for
@@ -38,30 +38,30 @@ def own(count: int) -> Resources:
 
 
 def test_whole_cores_of_one_node_are_chosen_and_cpu_0_goes_last() -> None:
-    assert chosen(TWO_NODES, (), 4) == (2, 3, 10, 11)
+    assert choose_cpus(TWO_NODES, (), 4) == (2, 3, 10, 11)
     # not the remaining CPUs of node 0
-    assert chosen(TWO_NODES, (1, 2, 3), 6) == (5, 6, 7, 13, 14, 15)
-    assert chosen(TWO_NODES, range(1, 8), 2) == (0, 8)
+    assert choose_cpus(TWO_NODES, (1, 2, 3), 6) == (5, 6, 7, 13, 14, 15)
+    assert choose_cpus(TWO_NODES, range(1, 8), 2) == (0, 8)
 
 
 def test_the_tightest_numa_node_is_taken_and_several_only_if_none_fits() -> None:
-    assert chosen(TWO_NODES, (7,), 2) == (6, 14)  # node 1 has fewer free CPUs, and enough
-    across = chosen(TWO_NODES, (), 10)
+    assert choose_cpus(TWO_NODES, (7,), 2) == (6, 14)  # node 1 has fewer free CPUs, and enough
+    across = choose_cpus(TWO_NODES, (), 10)
     assert len(across) == 10
     assert {4, 5, 6, 7} <= set(across)
 
 
 def test_a_core_is_never_cut_in_two_and_one_with_other_work_is_none() -> None:
-    assert chosen(TWO_NODES, (), 3) == ()
+    assert choose_cpus(TWO_NODES, (), 3) == ()
     served = (Core((0,), others=(8,)), Core((1, 9)))
-    assert chosen(served, (), 2) == (1, 9)
-    assert chosen(served, (1,), 1) == ()
+    assert choose_cpus(served, (), 2) == (1, 9)
+    assert choose_cpus(served, (1,), 1) == ()
 
 
 def test_a_resized_task_keeps_its_cores() -> None:
-    assert chosen(TWO_NODES, (), 6, had=(1, 9, 2, 10)) == (1, 2, 3, 9, 10, 11)
-    assert set(chosen(TWO_NODES, (), 2, had=(1, 9, 2, 10))) < {1, 9, 2, 10}
-    assert chosen(TWO_NODES, (), 4, had=(1, 9, 2, 10)) == (1, 2, 9, 10)
+    assert choose_cpus(TWO_NODES, (), 6, had=(1, 9, 2, 10)) == (1, 2, 3, 9, 10, 11)
+    assert set(choose_cpus(TWO_NODES, (), 2, had=(1, 9, 2, 10))) < {1, 9, 2, 10}
+    assert choose_cpus(TWO_NODES, (), 4, had=(1, 9, 2, 10)) == (1, 2, 9, 10)
 
 
 @given(
@@ -83,7 +83,7 @@ def test_a_choice_is_exact_free_whole_and_found_whenever_there_is_one(
     count = wanted * threads
     free = [core for core in cores if not taken.intersection(core.cpus)]
 
-    found = set(chosen(cores, taken, count, had))
+    found = set(choose_cpus(cores, taken, count, had))
 
     assert bool(found) == (len(free) * threads >= count)
     if found:
@@ -95,7 +95,7 @@ def test_a_choice_is_exact_free_whole_and_found_whenever_there_is_one(
         by_node = [sum(threads for c in free if c.node == n) for n in range(len(nodes))]
         if not kept and max(by_node) >= count:
             assert len({c.node for c in cores if found.issuperset(c.cpus)}) == 1
-        assert still_good(cores, tuple(found), count)
+        assert is_still_valid(cores, tuple(found), count)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 8)), max_size=30))
@@ -103,35 +103,37 @@ def test_no_two_tasks_ever_have_a_cpu_together(requests: list[tuple[int, int]]) 
     have: dict[int, tuple[int, ...]] = {}
     for task, cores in requests:
         others = {cpu for other, cpus in have.items() if other != task for cpu in cpus}
-        have[task] = chosen(TWO_NODES, others, 2 * cores, have.get(task, ()))
+        have[task] = choose_cpus(TWO_NODES, others, 2 * cores, have.get(task, ()))
         all_own = [cpu for cpus in have.values() for cpu in cpus]
         assert len(all_own) == len(set(all_own))
-        assert set(shared(TWO_NODES, all_own)) == usable(TWO_NODES) - set(all_own)
+        assert set(shared_cpus(TWO_NODES, all_own)) == usable_cpus(TWO_NODES) - set(all_own)
 
 
 @pytest.mark.parametrize(
     ("count", "taken", "why"),
     [
-        (3, Taken(), "3 is not a number of whole cores: each has 2 CPUs here; request 4 or 2"),
-        (1, Taken(), "each has 2 CPUs here; request 2"),
-        (18, Taken(), "18 does not fit: tasks may use 16 CPUs (0-15)"),
-        (14, Taken(frozenset({0, 8, 1, 9})), "4 CPUs (0-1,8-9) exclusive CPUs of other tasks"),
-        (16, Taken(pinned=frozenset({5})), "CPU 5 requested by number"),
-        (16, Taken(sharing=3), "would leave no CPU of 16 for 3 other tasks"),
-        (14, Taken(frozenset({0, 8}), sharing=1), "would leave no CPU of 16 for another task"),
+        (3, CpusInUse(), "3 is not a number of whole cores: each has 2 CPUs here; request 4 or 2"),
+        (1, CpusInUse(), "each has 2 CPUs here; request 2"),
+        (18, CpusInUse(), "18 does not fit: tasks may use 16 CPUs (0-15)"),
+        (14, CpusInUse(frozenset({0, 8, 1, 9})), "4 CPUs (0-1,8-9) exclusive CPUs of other tasks"),
+        (16, CpusInUse(pinned=frozenset({5})), "CPU 5 requested by number"),
+        (16, CpusInUse(sharing=3), "would leave no CPU of 16 for 3 other tasks"),
+        (14, CpusInUse(frozenset({0, 8}), sharing=1), "would leave no CPU of 16 for another task"),
     ],
 )
-def test_missing_resources_are_refused_with_the_numbers(count: int, taken: Taken, why: str) -> None:
+def test_missing_resources_are_refused_with_the_numbers(
+    count: int, taken: CpusInUse, why: str
+) -> None:
     assert why in refusal(TWO_NODES, taken, count)
 
 
 def test_all_cpus_are_available_without_shared_tasks() -> None:
-    assert refusal(TWO_NODES, Taken(), 16) == ""
-    assert refusal(TWO_NODES, Taken(frozenset({0, 8}), sharing=2), 12) == ""
+    assert refusal(TWO_NODES, CpusInUse(), 16) == ""
+    assert refusal(TWO_NODES, CpusInUse(frozenset({0, 8}), sharing=2), 12) == ""
 
 
 def test_a_task_that_shares_needs_a_cpu_that_is_left() -> None:
-    everything = usable(TWO_NODES)
+    everything = usable_cpus(TWO_NODES)
     assert sharing_refusal(TWO_NODES, frozenset(), [3]) == ""
     assert sharing_refusal(TWO_NODES, frozenset({3, 11}), [4]) == ""
     assert "CPU 3 is exclusive to another task" in sharing_refusal(TWO_NODES, frozenset({3}), [3])
@@ -139,11 +141,11 @@ def test_a_task_that_shares_needs_a_cpu_that_is_left() -> None:
 
 
 def test_cpus_are_chosen_again_after_the_host_has_changed() -> None:
-    assert still_good(TWO_NODES, (1, 9), 2)
-    assert not still_good(TWO_NODES, (1, 9), 4)
-    assert not still_good(TWO_NODES, (1, 2), 2)  # halves of two cores
-    assert not still_good((Core((1,), others=(9,)),), (1, 9), 2)
-    assert not still_good((), (1, 9), 2)
+    assert is_still_valid(TWO_NODES, (1, 9), 2)
+    assert not is_still_valid(TWO_NODES, (1, 9), 4)
+    assert not is_still_valid(TWO_NODES, (1, 2), 2)  # halves of two cores
+    assert not is_still_valid((Core((1,), others=(9,)),), (1, 9), 2)
+    assert not is_still_valid((), (1, 9), 2)
 
 
 def test_conflicting_settings_are_reported() -> None:
@@ -203,4 +205,4 @@ def test_a_bound_on_cpus_is_lifted_by_naming_all() -> None:
     assert allowed_cpus([1, 2], None, a_spec(resources=own(2)), (0, 1, 2)) == {
         "AllowedCPUs": (1, 2)
     }
-    assert own_values([1, 2]) == {"cpuset.cpus.effective": "1-2"}
+    assert exclusive_cpu_values([1, 2]) == {"cpuset.cpus.effective": "1-2"}

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from agent.api import Resources, TaskSpec
 from agent.machine.unit_properties import encode
 from agent.resources.core.huge_pages import (
-    bounded_inside,
-    bounded_unit,
     bounds,
     command,
     file_of,
-    lifted,
-    none_of,
+    no_pages_steps,
     pages_of,
     refusal,
+    unlimited,
+    with_page_limits,
+    zero_limits,
 )
 from agent.runtime.core.records import key_of
 from agent.runtime.core.slices import is_shared_slice, is_without_pages, slice_for
@@ -94,30 +94,30 @@ def test_a_task_gets_its_huge_pages_and_none_of_other_sizes() -> None:
         "hugetlb.1GB.rsvd.max": "0",
         "hugetlb.1GB.max": "0",
     }
-    assert set(none_of([SMALL]).values()) == {"0"}
-    assert set(lifted([SMALL]).values()) == {"max"}
+    assert set(zero_limits([SMALL]).values()) == {"0"}
+    assert set(unlimited([SMALL]).values()) == {"max"}
 
 
 def test_the_limit_is_written_before_all_else_and_a_unit_without_one_stays_as_it_is() -> None:
     whole = unit_properties("web", with_pages(1), "/r") | {"ExecStartPre": [["/bin/mount", "x"]]}
-    unit = bounded_unit(whole, bounds(with_pages(1), [SMALL]))
+    unit = with_page_limits(whole, bounds(with_pages(1), [SMALL]))
     assert unit["ExecStartPre"] == [
         command("", bounds(with_pages(1), [SMALL])),
         ["/bin/mount", "x"],
     ]
     assert unit["RootDirectoryStartOnly"] is True
     assert encode(unit)
-    assert bounded_unit(whole, {}) == whole
+    assert with_page_limits(whole, {}) == whole
 
 
 def test_a_command_inside_has_none() -> None:
     whole = unit_properties("web", with_pages(1), "/r") | {"ExecStartPre": [["/bin/mount", "x"]]}
-    unit = bounded_unit(whole, bounds(with_pages(1), [SMALL]))
+    unit = with_page_limits(whole, bounds(with_pages(1), [SMALL]))
     requests = InsideCommand(("/bin/true",), 1.0)
     inside = inside_properties(unit, "web", "/g", "twine-in-web.x.service", requests)
-    assert inside["ExecStartPre"] == [command("", none_of([SMALL]))]
+    assert inside["ExecStartPre"] == [command("", zero_limits([SMALL]))]
     assert "ExecStartPre" not in inside_properties(whole, "web", "/g", "x.service", requests)
-    assert bounded_inside(()) == []
+    assert no_pages_steps(()) == []
 
 
 def test_tasks_with_huge_pages_are_in_sibling_slices() -> None:

@@ -11,16 +11,16 @@ from agent.api.resources import contradiction
 from agent.lease.core.lease import LeaseMoment
 from agent.machine.unit_properties import encode
 from agent.resources.core.limits import (
-    absent,
-    cannot_be_kept,
-    impossible,
+    hardware_refusal,
     kernel_values,
-    lacking,
     limit_properties,
     live_properties,
+    memory_protection_refusal,
+    missing_files,
     not_in_force,
     on_devices,
     resized,
+    resources_refusal,
 )
 from agent.runtime.core.records import key_of
 from agent.tasks.core.lifecycle import Action, decide
@@ -93,10 +93,10 @@ def test_limits_count_once_the_kernel_reports_them() -> None:
     assert not_in_force(right, right) == ""
     assert not_in_force(right, {}) == ""
     wrong = not_in_force(right, right | {"pids.max": "max"})
-    assert lacking({"cpuset.cpus.effective": "1"}, right).startswith(
+    assert missing_files({"cpuset.cpus.effective": "1"}, right).startswith(
         "cpuset.cpus.effective does not exist"
     )
-    assert lacking(right, right) == ""
+    assert missing_files(right, right) == ""
     assert wrong == "pids.max is 'max' instead of '512'"
 
 
@@ -110,14 +110,14 @@ def test_a_change_of_resources_alone_is_made_without_a_restart() -> None:
     assert key_of(old) == key_of(new)
     assert decision.action is Action.LIMIT
     done = replace(decision.task, resources=ALL_LIMITS)
-    assert decide(done, seen(a_unit(task)), now).action is Action.REST
+    assert decide(done, seen(a_unit(task)), now).action is Action.WAIT
 
 
 @pytest.mark.behaviour("F-05")
 def test_a_unit_of_an_earlier_agent_is_left_alone() -> None:
     task = a_record(limits=Limits(), state=TaskState.RUNNING, invocation_id="i1")
 
-    assert decide(task, seen(a_unit(task)), LeaseMoment(wall=1.0, boot_s=1.0)).action is Action.REST
+    assert decide(task, seen(a_unit(task)), LeaseMoment(wall=1.0, boot_s=1.0)).action is Action.WAIT
 
 
 def test_a_resize_changes_only_named_fields_and_has_a_generation() -> None:
@@ -147,9 +147,15 @@ def test_missing_resources_are_refused_with_the_numbers(resources: Resources, wh
     other = a_spec(resources=Resources(cpus=[2], memory_min_bytes=100 * MIB))
 
     spec = a_spec(resources=resources)
-    assert why in (impossible(spec, 4, [other]) or cannot_be_kept(spec, [other], 256 * MIB))
+    assert why in (
+        resources_refusal(spec, 4, [other]) or memory_protection_refusal(spec, [other], 256 * MIB)
+    )
     fits = a_spec(resources=Resources(cpus=[3], memory_min_bytes=156 * MIB))
-    assert impossible(fits, 4, [other]) == cannot_be_kept(fits, [other], 256 * MIB) == ""
+    assert (
+        resources_refusal(fits, 4, [other])
+        == memory_protection_refusal(fits, [other], 256 * MIB)
+        == ""
+    )
 
 
 @pytest.mark.behaviour("AG8")
@@ -186,7 +192,7 @@ def test_missing_resources_are_refused_with_the_numbers(resources: Resources, wh
 )
 def test_a_device_or_node_that_is_not_there_is_refused(resources: Resources, why: str) -> None:
     """systemd would start the task without the requested limit."""
-    found = absent(a_spec(resources=resources), 1, DISKS)
+    found = hardware_refusal(a_spec(resources=resources), 1, DISKS)
     assert why in found if why else found == ""
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.api import TaskState
 from agent.runtime import units as units_module
-from agent.runtime.core.records import TaskRecord, only_came_up
+from agent.runtime.core.records import TaskRecord, is_first_start
 from agent.runtime.journal import Journal
 from agent.runtime.offload import Lanes
 
@@ -140,7 +140,7 @@ def test_only_a_first_start_is_not_waited_for_until_it_is_on_disk(
     was = replace(task, **before)
     came_up = {"state": TaskState.RUNNING, "invocation_id": "b", "previous": None, **after}
 
-    assert only_came_up(was, replace(was, **came_up)) is only
+    assert is_first_start(was, replace(was, **came_up)) is only
 
 
 async def test_a_record_of_a_started_task_survives_a_killed_agent(

@@ -13,7 +13,9 @@ from types import SimpleNamespace
 import pytest
 from builders import IMAGE, FakeHost, a_record, a_spec, running
 
+from agent.api import ImagePull
 from agent.client import AgentClient
+from agent.host import metrics
 from agent.identity import clone_check
 from agent.runtime import disk
 from agent.runtime.disk import StateDisk
@@ -22,6 +24,10 @@ from agent.runtime.journal import Journal
 from agent.runtime.offload import Lanes
 from agent.runtime.reserve import Reserve
 from wire.errors import HostError
+
+
+def a_pull() -> ImagePull:
+    return ImagePull(digest=IMAGE, path=f"/v1/images/{IMAGE}/stream")
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
@@ -171,12 +177,13 @@ async def test_a_disk_that_does_not_answer_is_a_problem_and_read_only_once(
     assert (len(asked), events.latest - before) == (1, 2)
 
 
-@pytest.mark.behaviour("BUG-AG96")
+@pytest.mark.behaviour("BUG-AG96", "BUG-AG112")
 @pytest.mark.parametrize(
     ("part", "read", "ask"),
     [
         ("images", "all", lambda client: client.list_images()),
         ("images", "get", lambda client: client.get_image(IMAGE)),
+        ("images", "_find_and_touch", lambda client: client.pull_image(a_pull())),
         ("profile", "_reported", lambda client: client.get_profile()),
     ],
 )
@@ -257,3 +264,63 @@ async def test_an_agent_whose_identity_is_damaged_manages_its_tasks(
     assert [problem.partition(":")[0] for problem in problems] == [
         f"{file} is not a valid credential"
     ]
+
+
+@pytest.mark.behaviour("BUG-AG106")
+async def test_metrics_are_scraped_while_the_disk_hangs(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scrape counted the images on the disk, and waited for it without a limit."""
+    answers = threading.Event()
+
+    async with host.serving() as (services, _):
+        assert b"twine_images 1.0" in await services.metrics.scrape(ready=True)
+        listed, read_all = asyncio.Event(), services.images.all
+
+        def hangs() -> object:
+            listed.set()
+            assert answers.wait(60)
+            return read_all()
+
+        monkeypatch.setattr(services.images, "all", hangs)
+        monkeypatch.setattr(metrics, "ANSWER_S", 0.01)
+        for _ in range(2):
+            assert b"twine_images 1.0" in await services.metrics.scrape(ready=True)
+        assert listed.is_set()
+        answers.set()
+
+
+@pytest.mark.behaviour("BUG-AG109")
+async def test_a_disk_that_hangs_while_the_reserve_is_filled_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No check of the disk was made before the reserve was filled."""
+    answers, reserve = threading.Event(), Reserve(tmp_path / "reserve", lambda _: None)
+    statvfs, hangs_now = os.statvfs, threading.Event()
+
+    def hangs(*args: Path) -> os.statvfs_result | None:
+        hangs_now.set()
+        assert answers.wait(60)
+        return statvfs(*args) if args else None
+
+    def read(path: Path) -> os.statvfs_result:
+        result = hangs(path) if hangs_now.is_set() else statvfs(path)
+        assert result is not None
+        return result
+
+    monkeypatch.setattr(os, "statvfs", read)
+    monkeypatch.setattr(reserve, "fill", hangs)
+    monkeypatch.setattr(disk, "ANSWER_S", 0.01)
+    monkeypatch.setattr(disk, "CHECK_S", 0.01)
+    state = StateDisk(tmp_path, HostEvents("boot"), reserve, lanes := Lanes())
+    watching = asyncio.create_task(state.watch())
+    try:
+        async with asyncio.timeout(60):
+            while not state.is_hung:
+                await asyncio.sleep(0.01)
+    finally:
+        watching.cancel()
+        answers.set()
+        await asyncio.gather(watching, return_exceptions=True)
+        lanes.close()
+    assert "does not answer" in state.problem

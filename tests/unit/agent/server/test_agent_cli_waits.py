@@ -58,8 +58,8 @@ async def test_a_waiter_continues_with_the_next_agent(tmp_path: Path) -> None:
         watch = StatusWatch(client)
         async with host.agent():
             await client.put_task("web", a_spec(life=Life(health_gate_s=0.01)))
-            before = await watch.known("web")
-            verdict = asyncio.create_task(watch.verdict("web"))
+            before = await watch.begin("web")
+            verdict = asyncio.create_task(watch.wait_settled("web"))
             await asyncio.sleep(0)
         with pytest.raises(Unreachable):
             await client.get_task("web")
@@ -67,7 +67,7 @@ async def test_a_waiter_continues_with_the_next_agent(tmp_path: Path) -> None:
         host.fake.systemd.never_up.clear()
         async with host.agent(), asyncio.timeout(60):
             status = await verdict
-            leaving = asyncio.create_task(watch.gone("web", status.generation))
+            leaving = asyncio.create_task(watch.wait_removed("web", status.generation))
             assert before is not None
         assert not leaving.done()
         async with host.agent() as other, asyncio.timeout(60):
@@ -82,7 +82,7 @@ async def test_an_absent_agent_is_reported(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.0)
     async with AgentClient(f"unix:{tmp_path}/absent.sock") as client:
         with pytest.raises(Unreachable):
-            await StatusWatch(client).verdict("web")
+            await StatusWatch(client).wait_settled("web")
 
 
 def test_logs_of_a_time_are_requested_by_their_age(host: FakeHost, run: Run) -> None:

@@ -12,7 +12,7 @@ import pytest
 from oci import Layout, files
 
 from agent import api
-from agent.cli.image import image_of
+from agent.cli.image import resolve_image
 from agent.cli.layout import archived, split
 from agent.client import AgentClient
 from agent.images.core.oci import TAG
@@ -136,6 +136,6 @@ async def test_a_refusal_names_the_request(
     reference = f"oci-layout:{layout.path}:1.0"
     async with AgentClient("unix:/nowhere") as client:
         with pytest.raises(Unprocessable, match=rf"^{reference}: layer sha256:") as raised:
-            await image_of(client, reference)
+            await resolve_image(client, reference)
     assert raised.value.hint == "look"
     assert capsys.readouterr().err == f"reading {reference}\n"

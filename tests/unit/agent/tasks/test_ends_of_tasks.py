@@ -13,9 +13,9 @@ from agent.api import Health, Life, Probe, ProbeKind, RestartPolicy, RestartWhen
 from agent.lease.core.lease import LeaseMoment
 from agent.machine import UnitState
 from agent.machine.fake_programs import Ended, ends_with
-from agent.tasks.core.lifecycle import SeenTask, decide
+from agent.tasks.core.lifecycle import ObservedTask, decide
 from agent.tasks.core.unit_properties import describe_unit
-from agent.tasks.unit import seen_unit
+from agent.tasks.unit import observed_unit
 
 CLEAN = ("SIGHUP", "SIGINT", "SIGTERM", "SIGPIPE")
 """Signals that systemd counts as success."""
@@ -69,7 +69,7 @@ def test_every_end_but_exit_code_0_is_a_failure(
     result: str, code: int | None, signal: str | None, reason: str
 ) -> None:
     task = a_record(spec=a_spec(restart=ON_FAILURE), state=TaskState.STARTING)
-    seen = SeenTask(seen_unit(_reported(result, code, signal)), root=True)
+    seen = ObservedTask(observed_unit(_reported(result, code, signal)), root=True)
     after = decide(task, seen, NOW).task
 
     assert after.state is TaskState.BACKOFF
@@ -92,8 +92,8 @@ def test_a_main_process_that_ends_with_0_is_a_success_whatever_it_left_behind(
 ) -> None:
     """A daemon that forks twice: its unit is stopped, which ends the processes that it left."""
     spec = a_spec(restart=RestartPolicy(when=when))
-    found = seen_unit(_reported("success", 0, None))
-    decision = decide(a_record(spec=spec), SeenTask(found, root=True), NOW)
+    found = observed_unit(_reported("success", 0, None))
+    decision = decide(a_record(spec=spec), ObservedTask(found, root=True), NOW)
 
     assert (decision.task.state, str(decision.action)) == (state, "stop")
     assert decision.task.reason == "it ended with exit code 0"

@@ -24,7 +24,7 @@ from agent.machine.fake_systemd import Ended
 from agent.machine.terminals import Streams
 from agent.tasks import exec as sessions
 from agent.tasks.core.inside import inside_unit
-from agent.terminal import attend
+from agent.terminal import _exit_code, run_session
 from wire.duplex import Duplex, Frame
 from wire.errors import Busy, HostError, InvalidInput, NotFound, from_problem
 from wire.flow import WINDOW_BYTES, Inflow, Outflow
@@ -203,7 +203,7 @@ async def test_a_client_that_stops_reading_ends_the_session(
     os.close(reader)
     write = os.write
     monkeypatch.setattr("os.write", lambda fd, data: write(writer if fd == 1 else fd, data))
-    code = await attend(_Endless(), terminal=False, with_input=False)
+    code = await run_session(_Endless(), terminal=False, with_input=False)
     os.close(writer)
 
     assert code == 128 + signal.SIGPIPE
@@ -242,7 +242,7 @@ async def test_a_slow_reader_still_gets_the_agents_answers(monkeypatch: pytest.M
     thread = threading.Thread(target=slowly)
     thread.start()
     monkeypatch.setattr("os.write", lambda fd, data: write(writer if fd == 1 else fd, data))
-    code = await attend(command, terminal=False, with_input=False)
+    code = await run_session(command, terminal=False, with_input=False)
     os.close(writer)
     await asyncio.to_thread(thread.join)
     os.close(reader)
@@ -257,7 +257,7 @@ async def test_a_full_disk_of_the_client_is_explained(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("os.write", full)
     with pytest.raises(HostError, match="cannot write the command's output here: No space"):
-        await attend(_Talkative(), terminal=False, with_input=False)
+        await run_session(_Talkative(), terminal=False, with_input=False)
 
 
 @pytest.mark.behaviour("AG8")
@@ -321,7 +321,7 @@ async def test_the_last_output_of_a_command_arrives_even_at_a_slow_client(
     session._output.taken(0)
     await session._output.room(WINDOW_BYTES)
     sending = asyncio.ensure_future(session._send_output(1))
-    reported = asyncio.ensure_future(session._until_sent([sending], set()))
+    reported = asyncio.ensure_future(session._drain([sending], set()))
     await asyncio.wait({reported}, timeout=0.1)
     assert (reported.done(), duplex.sent) == (False, [])
 
@@ -411,7 +411,7 @@ async def test_input_that_ends_before_the_command_opens_it_does_not_block(
     # the result would be b"" if no process could write any more
     with pytest.raises(BlockingIOError):
         os.read(reader, 1)
-    streams.opened()
+    streams.close_command_ends()
     assert os.read(reader, 1) == b""
     os.close(reader)
     streams.close()
@@ -538,7 +538,7 @@ async def test_pipes_carry_a_megabyte_and_end() -> None:
         streams = Streams.pipes(Path(folder) / "one")
         assert streams.paths is not None
         reader = os.open(streams.paths[0], os.O_RDONLY)
-        streams.opened()
+        streams.close_command_ends()
         sent = os.urandom(1 << 20)
 
         async def feed() -> None:
@@ -553,3 +553,12 @@ async def test_pipes_carry_a_megabyte_and_end() -> None:
         os.close(reader)
         assert got == sent
         assert not (Path(folder) / "one").exists()
+
+
+@pytest.mark.behaviour("BUG-AG105")
+@pytest.mark.parametrize(
+    ("name", "code"), [("SIGKILL", 137), ("SIGRTMIN+6", 168), ("SIG33", 161), ("SIGNOTHING", 128)]
+)
+def test_the_exit_code_has_the_number_of_each_signal(name: str, code: int) -> None:
+    """The code of a command that a real-time signal had ended was 128."""
+    assert _exit_code(ExecEnd(signal=name)) == code

@@ -10,7 +10,7 @@ from builders import a_spec
 from agent.api import Health, TaskState
 from agent.machine import UnitState
 from agent.tasks.core.exits import RESULTS, STEPS
-from agent.tasks.exec import _end_of
+from agent.tasks.exec import _exec_end
 
 DOCS = Path(__file__).parents[4] / "docs"
 PAGE = (DOCS / "task-lifecycle.md").read_text()
@@ -36,7 +36,7 @@ def test_every_exit_code_of_a_failed_start_is_explained_in_the_words_of_the_agen
 def test_a_command_in_a_task_that_never_started_is_explained_in_the_same_words() -> None:
     page = (DOCS / "agent.md").read_text()
     (row,) = re.findall(r"^\| 203 \| (.+) \|$", page, flags=re.M)
-    reported = _end_of(UnitState("u", "failed", "failed", exit_code=203), a_spec()).detail
+    reported = _exec_end(UnitState("u", "failed", "failed", exit_code=203), a_spec()).detail
     assert f'"{reported}"' in row
     assert re.search(r"^\| 141 \| ", page, flags=re.M)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from builders import a_record, a_spec, a_unit, seen
 
@@ -82,3 +84,13 @@ def test_a_task_with_a_promise_goes_last_and_one_within_it_never() -> None:
     assert preference(memory_low_bytes=8 << 20) == "omit"
     before = Resources(memory_min_bytes=4 << 20)
     assert live_properties(a_spec(), before)["ManagedOOMPreference"] == "none"
+
+
+@pytest.mark.behaviour("BUG-AG111")
+def test_a_kill_of_the_run_before_is_not_the_end_of_this_run() -> None:
+    """systemd-oomd names the unit only, and the unit of the next run has the same name."""
+    ended_s = ENDED.exited_at or 1000.0
+    short = replace(ENDED, exited_at=ended_s, started_at=ended_s - 5.25)
+    long = replace(ENDED, exited_at=ended_s, started_at=ended_s - 3600.0)
+    assert f"--since=@{ended_s - 5.25:.3f}" in end_log_command(short, ended_s)
+    assert f"--since=@{ended_s - 60.0:.3f}" in end_log_command(long, ended_s)

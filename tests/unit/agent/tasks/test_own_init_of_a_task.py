@@ -35,7 +35,7 @@ def a_machine(**fields: object) -> dict[str, object]:
     unit |= credential_properties(spec, "/run/s")
     if spec.identity:
         unit["BindReadOnlyPaths"] = [f"/run/twine/identities/web:{INSIDE}"]
-    return own_init.enclosed("web", spec, unit, IDS, "/var/lib/twine", "/run/twine")
+    return own_init.container_unit("web", spec, unit, IDS, "/var/lib/twine", "/run/twine")
 
 
 def words(unit: dict[str, object]) -> list[str]:

@@ -8,7 +8,14 @@ from msgspec.structs import replace
 
 from agent.api import Limits, TaskState
 from agent.runtime.core.records import Instant, Tombstone, Wanted, is_expired
-from agent.tasks.core.admission import accept, contradiction, is_over, stale, tombstone_of, too_big
+from agent.tasks.core.admission import (
+    accept,
+    contradiction,
+    is_over,
+    limits_refusal,
+    stale,
+    tombstone_of,
+)
 from agent.tasks.core.lifecycle import LINGERS
 
 RECORD = a_record(spec=a_spec(generation=5, epoch=2))
@@ -129,11 +136,11 @@ def test_the_age_of_a_tombstone_is_the_time_in_which_the_host_was_up(
 def test_a_task_that_does_not_fit_is_refused_with_the_numbers() -> None:
     spec = a_spec(limits=Limits(memory_max_bytes=GIB, cpu_max_cores=2.0))
 
-    assert too_big(spec, 2 * GIB, 2, GIB) == ""
-    refused = too_big(spec, 2 * GIB, 2, 3 * GIB // 2)
+    assert limits_refusal(spec, 2 * GIB, 2, GIB) == ""
+    refused = limits_refusal(spec, 2 * GIB, 2, 3 * GIB // 2)
     assert "memory_max_bytes 1GiB does not fit: the machine has 2GiB" in refused
     assert refused.endswith("already use 1.5GiB")
-    assert "cpu_max_cores 2" in too_big(spec, 2 * GIB, 1, 0)
+    assert "cpu_max_cores 2" in limits_refusal(spec, 2 * GIB, 1, 0)
 
 
 @pytest.mark.parametrize("state", TaskState)

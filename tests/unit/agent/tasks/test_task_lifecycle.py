@@ -10,7 +10,7 @@ from agent.api import Exit, Health, Limits, Probe, RestartPolicy, RestartWhen, T
 from agent.api.life import Life
 from agent.lease.core.lease import LeaseMoment
 from agent.runtime.core.records import TaskRecord, Wanted
-from agent.tasks.core.lifecycle import Action, Decision, SeenUnit, decide
+from agent.tasks.core.lifecycle import Action, Decision, ObservedUnit, decide
 from agent.tasks.core.restarts import after_failure, backoff_s
 
 NOW, UP = 100.0, 7000.0
@@ -21,7 +21,7 @@ TABLE: list[tuple[str, str, S, A]] = [
     ("accepted", "nothing", S.PREPARING, A.PREPARE),
     ("accepted", "root", S.STARTING, A.START),
     ("accepted", "running", S.RUNNING, A.LIMIT),  # its limits are unknown
-    ("accepted", "activating", S.STARTING, A.REST),
+    ("accepted", "activating", S.STARTING, A.WAIT),
     ("accepted", "ended", S.BACKOFF, A.STOP),
     ("accepted", "another", S.STOPPING, A.STOP),
     ("preparing", "nothing", S.PREPARING, A.PREPARE),
@@ -29,35 +29,35 @@ TABLE: list[tuple[str, str, S, A]] = [
     ("preparing", "running", S.RUNNING, A.LIMIT),  # its limits are unknown
     ("starting", "nothing", S.PREPARING, A.PREPARE),
     ("starting", "root", S.STARTING, A.START),
-    ("starting", "activating", S.STARTING, A.REST),
+    ("starting", "activating", S.STARTING, A.WAIT),
     ("starting", "running", S.RUNNING, A.LIMIT),  # its limits are unknown
     ("starting", "ended", S.BACKOFF, A.STOP),
-    ("running", "running", S.RUNNING, A.REST),
-    ("running", "reloading", S.RUNNING, A.REST),
-    ("running", "deactivating", S.STOPPING, A.REST),
+    ("running", "running", S.RUNNING, A.WAIT),
+    ("running", "reloading", S.RUNNING, A.WAIT),
+    ("running", "deactivating", S.STOPPING, A.WAIT),
     ("running", "ended", S.BACKOFF, A.STOP),
     ("running", "another", S.STOPPING, A.STOP),
-    ("running", "another leaving", S.STOPPING, A.REST),
-    ("running", "root", S.BACKOFF, A.REST),
-    ("running", "nothing", S.BACKOFF, A.REST),
-    ("backoff", "root", S.BACKOFF, A.REST),
-    ("backoff", "running", S.RUNNING, A.REST),
+    ("running", "another leaving", S.STOPPING, A.WAIT),
+    ("running", "root", S.BACKOFF, A.WAIT),
+    ("running", "nothing", S.BACKOFF, A.WAIT),
+    ("backoff", "root", S.BACKOFF, A.WAIT),
+    ("backoff", "running", S.RUNNING, A.WAIT),
     ("backoff due", "root", S.STARTING, A.START),
     ("backoff due", "nothing", S.PREPARING, A.PREPARE),
     ("stopping", "root", S.STARTING, A.START),
     ("stopping", "nothing", S.PREPARING, A.PREPARE),
-    ("stopped", "root", S.STOPPED, A.REST),
-    ("stopped", "nothing", S.STOPPED, A.REST),
-    ("failed", "root", S.FAILED, A.REST),
-    ("failed", "nothing", S.FAILED, A.REST),
-    ("running", "lingering", S.STOPPING, A.REST),
-    ("stopping", "lingering", S.STOPPING, A.REST),
-    ("backoff due", "lingering", S.BACKOFF, A.REST),
-    ("failed", "lingering", S.FAILED, A.REST),
-    ("restart", "lingering", S.STOPPING, A.REST),
-    ("gone", "lingering", S.STOPPING, A.REST),
+    ("stopped", "root", S.STOPPED, A.WAIT),
+    ("stopped", "nothing", S.STOPPED, A.WAIT),
+    ("failed", "root", S.FAILED, A.WAIT),
+    ("failed", "nothing", S.FAILED, A.WAIT),
+    ("running", "lingering", S.STOPPING, A.WAIT),
+    ("stopping", "lingering", S.STOPPING, A.WAIT),
+    ("backoff due", "lingering", S.BACKOFF, A.WAIT),
+    ("failed", "lingering", S.FAILED, A.WAIT),
+    ("restart", "lingering", S.STOPPING, A.WAIT),
+    ("gone", "lingering", S.STOPPING, A.WAIT),
     ("gone", "running", S.STOPPING, A.STOP),
-    ("gone", "deactivating", S.STOPPING, A.REST),
+    ("gone", "deactivating", S.STOPPING, A.WAIT),
     ("gone", "ended", S.STOPPING, A.STOP),
     ("gone", "another", S.STOPPING, A.STOP),
     ("gone", "root", S.STOPPED, A.REMOVE_ROOT),
@@ -88,7 +88,7 @@ def _task(name: str) -> TaskRecord:
     )
 
 
-def _seen_unit(name: str) -> SeenUnit | None:
+def _seen_unit(name: str) -> ObservedUnit | None:
     return {
         "running": a_unit(),
         "reloading": a_unit(active="reloading"),
@@ -121,7 +121,7 @@ def test_a_decision_made_again_is_the_same_or_to_wait(
     first = decide(_task(task), observed, AT)
     second = decide(first.task, observed, AT)
 
-    assert second.action in (first.action, A.REST)
+    assert second.action in (first.action, A.WAIT)
     assert decide(second.task, observed, AT).task == second.task
 
 
@@ -208,7 +208,7 @@ def test_a_stepped_clock_makes_no_pause_longer_or_shorter(step_s: float) -> None
     early = decide(pausing, seen(), LeaseMoment(NOW + step_s, UP + pause_s - 0.1))
     due = decide(pausing, seen(), LeaseMoment(NOW + step_s, UP + pause_s))
 
-    assert (early.action, early.until) == (A.REST, UP + pause_s)
+    assert (early.action, early.until) == (A.WAIT, UP + pause_s)
     assert due.action is A.START
 
 
@@ -236,7 +236,7 @@ def test_after_a_reboot_a_task_waits_for_its_owner_whatever_it_was_doing(state: 
     decision = decide(task, seen(boot_id="boot-2"), AT)
     again = decide(decision.task, seen(boot_id="boot-2"), AT)
 
-    assert (decision.task.state, decision.action) == (S.STOPPED, A.REST)
+    assert (decision.task.state, decision.action) == (S.STOPPED, A.WAIT)
     assert decision.task.last_exit == Exit(result="lost", at=NOW)
     assert again == decision
 
@@ -244,14 +244,14 @@ def test_after_a_reboot_a_task_waits_for_its_owner_whatever_it_was_doing(state: 
 @pytest.mark.parametrize(
     ("task", "host", "state", "action"),
     [
-        ("accepted", "root", S.ACCEPTED, A.REST),
+        ("accepted", "root", S.ACCEPTED, A.WAIT),
         ("starting", "activating", S.STOPPING, A.STOP),
         ("running", "running", S.STOPPING, A.STOP),
         ("running", "ended", S.BACKOFF, A.STOP),
-        ("stopping", "deactivating", S.STOPPING, A.REST),
-        ("stopping", "nothing", S.STOPPING, A.REST),
-        ("backoff due", "root", S.BACKOFF, A.REST),
-        ("stopped", "root", S.STOPPED, A.REST),
+        ("stopping", "deactivating", S.STOPPING, A.WAIT),
+        ("stopping", "nothing", S.STOPPING, A.WAIT),
+        ("backoff due", "root", S.BACKOFF, A.WAIT),
+        ("stopped", "root", S.STOPPED, A.WAIT),
         ("gone", "root", S.STOPPED, A.REMOVE_ROOT),
     ],
 )
@@ -319,7 +319,7 @@ def test_a_task_wanted_back_while_it_stops_starts_at_once() -> None:
     waits = decide(back, seen(a_unit(active="deactivating")), AT)
     starts = decide(waits.task, seen(), AT)
 
-    assert (waits.action, starts.action) == (A.REST, A.START)
+    assert (waits.action, starts.action) == (A.WAIT, A.START)
     assert (starts.task.restarts, starts.task.last_exit) == (0, None)
 
 
@@ -354,7 +354,7 @@ def test_a_unit_whose_stop_was_begun_is_not_taken_back_and_its_end_is_not_counte
 
     assert (wanted_again.task.state, wanted_again.action) == (S.STOPPING, A.STOP)
     assert "requested it again" in wanted_again.task.reason
-    assert (going.task.state, going.action) == (S.STOPPING, A.REST)
+    assert (going.task.state, going.action) == (S.STOPPING, A.WAIT)
     assert (gone.action, gone.task.restarts, gone.task.last_exit) == (A.START, 0, None)
 
 
@@ -364,7 +364,7 @@ def test_new_limits_are_applied_to_the_running_unit() -> None:
     settled = replace(decision.task, limits=task.spec.limits)
 
     assert decision.action is A.LIMIT
-    assert decide(settled, seen(a_unit()), AT).action is A.REST
+    assert decide(settled, seen(a_unit()), AT).action is A.WAIT
 
 
 def test_a_task_without_a_probe_is_healthy_while_it_runs_and_one_with_waits_for_it() -> None:
@@ -386,7 +386,7 @@ def test_known_health_survives_a_restart_of_the_agent() -> None:
         limits=Limits(),
     )
 
-    assert decide(task, seen(a_unit(task)), AT) == Decision(task, A.REST)
+    assert decide(task, seen(a_unit(task)), AT) == Decision(task, A.WAIT)
 
 
 def test_a_start_that_failed_is_tried_again_only_where_it_may_succeed() -> None:
@@ -402,14 +402,14 @@ def test_a_barred_host_starts_and_ends_no_task() -> None:
     """The host has a clone; its running tasks keep running."""
     task = a_record(state=TaskState.ACCEPTED)
     for there in (seen(), seen(root=True)):
-        decision = decide(task, there, AT, barred="it is the second one")
-        assert decision.action is Action.REST
+        decision = decide(task, there, AT, start_refusal="it is the second one")
+        assert decision.action is Action.WAIT
         assert (decision.task.state, decision.task.reason) == (
             TaskState.ACCEPTED,
             "it is the second one",
         )
     up = a_record(state=TaskState.RUNNING)
-    assert decide(up, seen(a_unit(up)), AT, barred="x") == decide(up, seen(a_unit(up)), AT)
+    assert decide(up, seen(a_unit(up)), AT, start_refusal="x") == decide(up, seen(a_unit(up)), AT)
 
 
 def test_the_time_of_a_gate_begins_once_the_old_version_is_gone() -> None:

@@ -40,7 +40,7 @@ def test_the_tasks_of_an_image_are_found_while_other_tasks_come() -> None:
     tasks = _Crowded()
     tasks.create()
     tasks.create()
-    assert tasks.using(IMAGE) == ["web-0", "web-1", "web-2"]
+    assert tasks.tasks_using(IMAGE) == ["web-0", "web-1", "web-2"]
 
 
 class _Loops(dict[str, TaskLoop]):
@@ -61,7 +61,7 @@ class _Loops(dict[str, TaskLoop]):
 
 @pytest.mark.behaviour("BUG-AG100")
 @pytest.mark.parametrize(
-    "find", [TaskQueries.specs, lambda tasks: tasks.using(IMAGE)], ids=["specs", "using"]
+    "find", [TaskQueries.specs, lambda tasks: tasks.tasks_using(IMAGE)], ids=["specs", "using"]
 )
 def test_a_task_whose_creation_ends_meanwhile_is_found(find: Callable[[TaskQueries], Any]) -> None:
     """A thread that removed a volume missed a task that was created at that moment."""

@@ -857,7 +857,7 @@ async def test_processes_that_survive_sigkill_are_reported_and_waited_for(host: 
         await client.delete_task("web")
         leaving = await until(client, "web", lambda s: "SIGKILL" in s.reason)
         kept = host.roots()
-        systemd.let_die(unit("web"))
+        systemd.end_unkillable(unit("web"))
         await gone(client, "web")
 
     assert (waits.state, leaving.state) == (TaskState.STOPPING, TaskState.STOPPING)
@@ -875,8 +875,26 @@ async def test_a_new_start_waits_for_the_last_process_of_the_old_one(host: FakeH
         systemd.unkillable.add(unit("web"))
         await client.put_task("web", a_spec(generation=2, command=["/v2"]))
         await until(client, "web", lambda s: "SIGKILL" in s.reason)
-        systemd.let_die(unit("web"))
+        systemd.end_unkillable(unit("web"))
         status = await until(client, "web", lambda s: s.state is TaskState.RUNNING)
 
     assert (status.generation, status.reason) == (2, "")
     assert systemd.properties(unit("web"))["ExecStart"] == [["/v2"]]
+
+
+@pytest.mark.behaviour("BUG-AG110")
+async def test_of_two_deletes_before_a_put_the_newer_one_counts(host: FakeHost) -> None:
+    """The second of two deletes that waited for another task replaced the first."""
+    async with host.serving() as (services, client):
+        async with services.tasks._creating:
+            deletes = [asyncio.create_task(client.delete_task("late", n)) for n in (5, 3)]
+            while (
+                not services.tasks._creating._waiters or len(services.tasks._creating._waiters) < 2
+            ):
+                await asyncio.sleep(0.01)
+        found = await asyncio.gather(*deletes, return_exceptions=True)
+        assert [type(e) for e in found] == [NotFound, NotFound]
+        for generation in (4, 5):
+            with pytest.raises(Conflict, match=f"generation {generation} "):
+                await client.put_task("late", a_spec(generation=generation))
+        await client.put_task("late", a_spec(generation=6))

@@ -28,18 +28,18 @@ from agent.host.install import targets
 from agent.images.core.oci import Blob, Layer
 from agent.images.core.unpack import (
     FILL_BYTES_PER_S,
-    complaint,
     drop_setuid_properties,
     fetch_properties,
     layer_properties,
+    logged_message,
     unpack_properties,
-    until_next_look_s,
+    until_next_check_s,
 )
 from agent.machine.unit_properties import encode
 from agent.runtime.core.records import key_of, task_of, unit_of
 from agent.runtime.core.slices import slice_of
 from agent.runtime.core.unit_parts import UNLIMITED
-from agent.tasks.core.own_init import FIRST_ID, enclosed
+from agent.tasks.core.own_init import FIRST_ID, container_unit
 from agent.tasks.core.reconcile import leftovers
 from agent.tasks.core.unit_properties import NO_PRIORITY, describe_unit, key_in, unit_properties
 
@@ -104,7 +104,7 @@ def test_downloads_are_not_flushed_and_unpacked_images_may_be() -> None:
 
 @given(st.integers(0, 1 << 44), st.integers(128 << 20, 1 << 30))
 def test_unpacking_never_uses_the_reserve_between_two_checks(free: int, reserve: int) -> None:
-    pause = until_next_look_s(free, reserve)
+    pause = until_next_check_s(free, reserve)
 
     assert 0.1 <= pause <= 1.0
     left = free - pause * FILL_BYTES_PER_S
@@ -280,7 +280,7 @@ def test_the_root_of_a_task_is_read_only_and_the_docs_say_so() -> None:
     ],
 )
 def test_an_error_of_a_program_is_reported_without_decoration(line: str, expected: str) -> None:
-    assert complaint(line) == expected
+    assert logged_message(line) == expected
 
 
 @pytest.mark.behaviour("BUG-AG17")
@@ -342,7 +342,7 @@ def test_a_session_of_pam_may_be_opened_by_default() -> None:
     assert not {NO_PRIORITY, "~@resources"} & {*_as_json(chosen["SystemCallFilter"])}
     machine = a_spec(relaxations=[Relaxation.OWN_INIT], ulimits=Ulimits(nofile=4096))
     plain = unit_properties("m", machine, "/r")
-    [words] = enclosed("m", machine, plain, FIRST_ID, "/s", "/r")["ExecStart"]
+    [words] = container_unit("m", machine, plain, FIRST_ID, "/s", "/r")["ExecStart"]
     limits = [word for word in words if word.startswith("--rlimit")]
     assert limits == ["--rlimit=CORE=0:infinity", "--rlimit=NOFILE=4096:4096"]
 

@@ -10,7 +10,7 @@ from agent.api.volumes import contradiction
 from agent.runtime.core.records import key_of, user_of
 from agent.tasks.core.inside import InsideCommand, inside_properties
 from agent.volumes.core.mounts import mount_properties
-from agent.volumes.core.volumes import name_of, read_name, too_large, unwanted_scratch
+from agent.volumes.core.volumes import name_of, read_name, unwanted_scratch, volumes_refusal
 
 MIB = 1 << 20
 DATA = Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=64 * MIB)
@@ -105,9 +105,9 @@ def test_missing_resources_are_named(volumes: dict[str, Volume], field: str) -> 
 def test_limits_of_all_tasks_together_fit_on_the_disk() -> None:
     """The error contains the numbers; the task's earlier limit does not count twice."""
     spec, other = a_spec(volumes={"data": DATA}), a_spec(volumes={"tmp": DATA})
-    assert too_large("web", spec, {"db": other}, 128 * MIB) == ""
-    assert too_large("web", spec, {"web": spec, "db": other}, 128 * MIB) == ""
-    why = too_large("web", spec, {"db": other}, 100 * MIB)
+    assert volumes_refusal("web", spec, {"db": other}, 128 * MIB) == ""
+    assert volumes_refusal("web", spec, {"web": spec, "db": other}, 128 * MIB) == ""
+    why = volumes_refusal("web", spec, {"db": other}, 100 * MIB)
     assert "64MiB do not fit: the disk has 100MiB" in why
     assert "may use 64MiB" in why
 

@@ -19,7 +19,7 @@ DATA = Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=64 * MIB)
 TMP = Volume(path="/work")
 
 
-def with_volumes(generation: int = 1, **fields: Any) -> Any:
+def tasks_by_volume(generation: int = 1, **fields: Any) -> Any:
     return a_spec(generation=generation, volumes={"data": DATA, "tmp": TMP}, **fields)
 
 
@@ -29,7 +29,7 @@ async def test_a_persistent_volume_outlives_its_task_and_is_used_again(
 ) -> None:
     """A scratch volume is removed together with the task."""
     async with host.agent() as client:
-        await client.put_task("web", with_volumes())
+        await client.put_task("web", tasks_by_volume())
         await running(client, "web")
         kept, scratch = host.state / "volumes/local/web.data", host.state / "scratch/web.tmp"
         (kept / "file").write_text("worth it")
@@ -39,7 +39,7 @@ async def test_a_persistent_volume_outlives_its_task_and_is_used_again(
         assert (kept / "file").read_text() == "worth it"
         assert not scratch.exists()
 
-        await client.put_task("web", with_volumes(2))
+        await client.put_task("web", tasks_by_volume(2))
         await running(client, "web")
         assert (kept / "file").read_text() == "worth it"
         assert list(scratch.iterdir()) == []
@@ -48,7 +48,7 @@ async def test_a_persistent_volume_outlives_its_task_and_is_used_again(
 @pytest.mark.behaviour("AG9")
 async def test_a_limit_changes_while_the_task_runs(host: FakeHost) -> None:
     async with host.agent() as client:
-        await client.put_task("web", with_volumes())
+        await client.put_task("web", tasks_by_volume())
         before = (await running(client, "web")).invocation_id
         larger = {"data": Volume(kind=VolumeKind.PERSISTENT, path="/data", max_bytes=99 * MIB)}
         await client.put_task("web", a_spec(generation=2, volumes=larger | {"tmp": TMP}))
@@ -59,7 +59,7 @@ async def test_a_limit_changes_while_the_task_runs(host: FakeHost) -> None:
 
 async def test_a_scratch_volume_that_is_no_longer_requested_is_removed(host: FakeHost) -> None:
     async with host.agent() as client:
-        await client.put_task("web", with_volumes())
+        await client.put_task("web", tasks_by_volume())
         await running(client, "web")
         await client.put_task("web", a_spec(generation=2, volumes={"data": DATA}))
         await until(client, "web", lambda s: s.generation == 2 and s.state is TaskState.RUNNING)
@@ -72,7 +72,7 @@ async def test_a_scratch_volume_that_is_no_longer_requested_is_removed(host: Fak
 async def test_snapshots_are_read_only_and_used_ones_are_not_removed(host: FakeHost) -> None:
     """Snapshots are made on demand; the list names the tasks of each volume."""
     async with host.agent() as client:
-        await client.put_task("web", with_volumes())
+        await client.put_task("web", tasks_by_volume())
         await running(client, "web")
         made = await client.snapshot_volume("local", "web.data", "before")
         listed = {v.name: v for v in (await client.list_volumes()).volumes}
@@ -125,7 +125,7 @@ async def test_an_unknown_limit_is_refused_by_name(host: FakeHost) -> None:
     host.fake.btrfs.can_count = QuotaMode.OFF
     async with host.agent() as client:
         with pytest.raises(Unprocessable, match=r"volumes\.data\.max_bytes needs quotas"):
-            await client.put_task("web", with_volumes())
+            await client.put_task("web", tasks_by_volume())
         assert (await client.list_tasks()).tasks == []
         free = Volume(kind=VolumeKind.PERSISTENT, path="/data")
         await client.put_task("web", a_spec(volumes={"data": free}))
@@ -176,8 +176,8 @@ async def _accounts(client: AgentClient) -> dict[tuple[str, str], Account]:
 async def test_every_volume_is_accounted_for(host: FakeHost) -> None:
     """Volumes name their task; those without an owner and missing ones are reported (P9)."""
     async with host.serving() as (services, client):
-        services.accounts.second_look_s = 0.0
-        await client.put_task("web", with_volumes())
+        services.accounts.recheck_s = 0.0
+        await client.put_task("web", tasks_by_volume())
         await running(client, "web")
         await client.snapshot_volume("local", "web.data", "s")
         btrfs, volumes = host.fake.btrfs, host.state / "volumes"

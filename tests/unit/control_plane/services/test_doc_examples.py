@@ -13,7 +13,7 @@ from virtual_time import run
 from world import World, a_region
 
 from agent.api import TaskSpec
-from agent.cli.asked import checked
+from agent.cli.task_options import checked_spec
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.cli.jobfile import read_job
 from control_plane.profiles.core.proposal import check_text
@@ -66,7 +66,7 @@ def test_the_first_job_file_of_a_page_can_be_applied(page: str, tmp_path: Path) 
 def test_the_task_file_example_is_valid_for_the_agent() -> None:
     """Checks docs/task-lifecycle.md."""
     document = plain(tomllib.loads(first_block("task-lifecycle")), TaskSpec)
-    assert checked(document).command == ["/bin/serve"]
+    assert checked_spec(document).command == ["/bin/serve"]
 
 
 @pytest.mark.behaviour("BUG-UX4")

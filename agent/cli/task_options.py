@@ -14,7 +14,7 @@ from wire.toml_limits import parse_toml
 from wire.written import WRITTEN, plain
 
 
-def combined(given: dict[str, Any]) -> dict[str, Any]:
+def task_document(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options and the file as plain values; the file takes precedence."""
     limits = {"memory_max_bytes": int(given["memory"]), "cpu_max_cores": given["cores"]}
     wanted: dict[str, Any] = {
@@ -34,8 +34,8 @@ def combined(given: dict[str, Any]) -> dict[str, Any]:
         probe = {"port": given["port"], "path": given["path"]}
         wanted["probe"] = {**probe, "start_period_s": given["start_period"]}
     life = {"health_gate_s": given["health_gate"], "max_run_s": given["max_run"]}
-    if asked := {k: v for k, v in life.items() if v is not None}:
-        wanted["life"] = asked
+    if set_life := {k: v for k, v in life.items() if v is not None}:
+        wanted["life"] = set_life
     if given["file"] is None:
         return wanted
     read = _read(given["file"])
@@ -51,16 +51,16 @@ def _network(given: dict[str, Any]) -> dict[str, Any]:
     pairs = [word.partition("=") for word in given["listen"]]
     if wrong := [name for name, _, port in pairs if not is_port(port)]:
         raise InvalidInput(f"--listen {wrong[0]!r} is not NAME=PORT", hint="--listen http=8080")
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "mode": given["network"] if given["network"] != api.NetworkMode.HOST else "",
         "ports": {name: int(port) for name, _, port in pairs},
         "allow_from": list(given["allow_from"]),
         "unix_sockets": given["unix_sockets"],
     }
-    found = {name: value for name, value in asked.items() if value}
+    settings = {name: value for name, value in options.items() if value}
     if given["egress_mbps"] is not None:
-        found["egress_mbps"] = given["egress_mbps"]
-    return found
+        settings["egress_mbps"] = given["egress_mbps"]
+    return settings
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -69,12 +69,12 @@ def _read(path: Path) -> dict[str, Any]:
         document = parse_toml(path.read_text(WRITTEN))
     except (OSError, ValueError) as e:
         raise InvalidInput(f"cannot read {path}: {e}", hint="it must be TOML") from e
-    found = plain(document, api.TaskSpec)
-    assert isinstance(found, dict)
-    return found
+    values = plain(document, api.TaskSpec)
+    assert isinstance(values, dict)
+    return values
 
 
-def checked(document: dict[str, Any]) -> api.TaskSpec:
+def checked_spec(document: dict[str, Any]) -> api.TaskSpec:
     """Return the specification after the same checks as in the server."""
     from wire.routes import decode_json
 
@@ -84,7 +84,7 @@ def checked(document: dict[str, Any]) -> api.TaskSpec:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found:
+    name, equals, value = text.partition("=")
+    if not equals:
         raise InvalidInput(f"--env {text!r} is not NAME=VALUE")
     return name, value
