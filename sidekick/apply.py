@@ -40,8 +40,8 @@ class _ChangeFailed(HostError):
 class ApplyRun:
     """Brings the host to a target, or back to where it was, and reports with proof.
 
-    The caller holds the lock. The constructor observes the host and changes nothing; `carry_out`
-    is called once.
+    The caller holds the lock. The constructor observes the host. The only value that it may change
+    is `kernel.panic`, after a boot with sidekick's line. `carry_out` is called once.
     """
 
     def __init__(

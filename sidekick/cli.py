@@ -19,6 +19,7 @@ from sidekick import status as standing
 from sidekick.apply import ApplyRun
 from sidekick.context import Context, context_of, real_host
 from sidekick.grammar import OUTPUT, PROFILE, CliProgram, Number, Option, PathText, Span
+from sidekick.observe import HostObservation, fresh
 from sidekick.plan import describe
 from sidekick.reboot import read_config
 from sidekick.record import Target
@@ -68,7 +69,8 @@ def plan(ctx: Context, profile: str, output: str) -> None:
     """Show what applying a profile would change; exit code 2 if there are changes."""
     host = ctx.host()
     target = target_of(ctx.profile(profile, host), host)
-    report = describe(profile, ApplyRun(host, ctx.state, target).observation.plan, target.wanted)
+    observation = HostObservation(host, fresh(host, ctx.state.load()), target)
+    report = describe(profile, observation.plan, target.wanted)
     ctx.code = 2 if report.changes or report.missing else 0
     if output == "json":
         print_json(report)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from sidekick.profile import Library, Profile
+from sidekick.profile import Profile
 from sidekick.record import Record
-from sidekick.report import Disruption, WantedSetting
+from sidekick.report import Disruption, ProfileText, WantedSetting
 from sidekick.setting import Host
 from sidekick.settings import setting_of
 from wire.errors import NotFound
@@ -51,7 +51,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 def explain(
     host: Host,
-    library: Library,
     profile: Profile,
     wanted: Sequence[WantedSetting],
     record: Record,
@@ -74,7 +73,7 @@ def explain(
         wanted=found.value,
         required=found.required,
         source=found.source,
-        text=_lines_of(library, found.source),
+        text=_lines_of(profile.texts, found.source),
         now=now,
         lacking="" if now is not None else setting.lacking(found.setting),
         original=record.originals.get(found.setting),
@@ -83,13 +82,13 @@ def explain(
     )
 
 
-def _lines_of(library: Library, source: str) -> list[str]:
+def _lines_of(texts: Iterable[ProfileText], source: str) -> list[str]:
     """Return the line of a profile that a source names, and the comment right above it."""
     name, _, number = source.partition(":")
-    path = library.find(name)
-    if path is None or not number.isdigit():
+    text = next((each.text for each in texts if each.name == name), None)
+    if text is None or not number.isdigit():
         return []
-    lines = path.read_text().splitlines()[: int(number)]
+    lines = text.split("\n")[: int(number)]
     first = len(lines) - 1
     while first > 0 and lines[first - 1].lstrip().startswith("#"):
         first -= 1

@@ -21,7 +21,14 @@ from typing import Any
 import msgspec
 
 from sidekick.expression import Facts
-from sidekick.profile_file import MAX_BYTES, ProfileFile, Section, Table, read_file
+from sidekick.profile_file import (
+    MAX_BYTES,
+    ProfileFile,
+    Section,
+    Table,
+    check_size,
+    read_file,
+)
 from sidekick.report import ProfileText
 from sidekick.template import SUFFIX
 from wire.errors import ConfigError, NotFound
@@ -112,11 +119,13 @@ class Library(msgspec.Struct, frozen=True):
         if path is None:
             raise self._missing(name, child)
         try:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+            check_size(str(path), data)
             # the encoding of `wire.written.WRITTEN`, without its import at each start
-            text = path.read_bytes()[: MAX_BYTES + 1].decode("utf-8-sig")
+            return ProfileText(name, str(path), data.decode("utf-8-sig"))
         except (OSError, UnicodeDecodeError) as e:
             raise ConfigError(f"cannot read profile {path}: {e}") from e
-        return ProfileText(name, str(path), text)
 
     def _missing(self, name: str, child: str | None) -> ConfigError | NotFound:
         known = ", ".join(self.names()) or "none"

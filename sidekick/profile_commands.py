@@ -120,7 +120,7 @@ def explain(ctx: Context, setting: str, profile: str | None, output: str) -> Non
         raise NotFound("no profile is applied here", hint="name one with --profile")
     found = ctx.profile(name, host)
     wanted = target_of(found, host).wanted
-    about = explanation(host, ctx.profiles, found, wanted, record, setting)
+    about = explanation(host, found, wanted, record, setting)
     if output == "json":
         print_json(about)
         return

@@ -101,8 +101,7 @@ _NO_VALUE = object()
 def read_file(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts) -> ProfileFile:
     """Return one file, its expressions evaluated and its tables checked, without its parents."""
     name, path, text = file_text.name, file_text.path, file_text.text
-    if len(text) > MAX_BYTES:
-        raise ConfigError(f"profile {path} is larger than {MAX_BYTES} bytes")
+    check_size(path, text.encode())
     origin: TemplateLines | None = None
     if path.endswith(SUFFIX):
         text, origin = render_template(path, text, facts)
@@ -110,6 +109,12 @@ def read_file(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts
     file = ProfileFile(name, path, TomlLines(text), origin)
     _ProfileReader(file, kinds, facts).read(raw)
     return file
+
+
+def check_size(path: str, data: bytes) -> None:
+    """Raise `ConfigError` if the file has more than `MAX_BYTES`."""
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"profile {path} is larger than {MAX_BYTES} bytes")
 
 
 def _parsed(path: str, text: str, origin: TemplateLines | None) -> Table:

@@ -113,14 +113,16 @@ def begin(
                 hint="drain the machine first; the profile stays staged",
             )
         config = read_config(host)
-        way = choose(host, config, observation.boot, observation.wanted, record.reboots)
+        boot, wanted = observation.boot, observation.wanted
+        way = choose(host, config, boot, wanted, record.reboots)
+        way = prepare(host, way, boot, wanted)
         boot_id, now = host.hardware.boot_id, host.now()
         attempt = Attempt(boot_id=boot_id, purpose=purpose, way=way.name, at=now)
         state.save(replace(record, attempt=attempt, reboots=noted(host, record.reboots)))
         report = replace(report, detail=f"rebooting by {way.name}")
         state.write_status(report)
         host.log.info("reboot", extra={"way": way.name, "purpose": attempt.purpose})
-        carry_out(host, way, observation.boot, observation.wanted)
+        start(host, way, boot, wanted)
     except (Unprocessable, HostError) as e:
         state.write_status(replace(report, detail=str(e)))
         raise
@@ -156,23 +158,44 @@ def choose(
     )
 
 
-def carry_out(host: Host, way: Way, boot: BootLine, wanted: WantedBoot) -> None:
-    """Start the reboot; returns while the host goes down. Raises `HostError`."""
+def prepare(host: Host, way: Way, boot: BootLine, wanted: WantedBoot) -> Way:
+    """Load the kernel for kexec, or select sidekick's entry for the next boot; return the way.
+
+    If the kernel refuses kexec, the boot loader is the way. Raises `HostError` if there is none.
+    """
     if way.name == "kexec":
         load = ["kexec", "-l", way.kernel, f"--command-line={boot.kexec_line(wanted)}"]
         if way.initrd:
             load.append(f"--initrd={way.initrd}")
         try:
             host.processes.run(load, timeout_s=120.0)
+            return way
+        except ProgramError as e:
+            return _without_kexec(host, way, boot, wanted, e)
+    if way.once:
+        boot.loader.boot_once(host)
+    return way
+
+
+def start(host: Host, way: Way, boot: BootLine, wanted: WantedBoot) -> None:
+    """Start the prepared reboot; returns while the host goes down. Raises `HostError`."""
+    if way.name == "kexec":
+        try:
             host.processes.run(["systemctl", "kexec"])
             return
         except ProgramError as e:
-            if wanted.entry is not None and not way.once:
-                e.hint = "the kernel may refuse kexec (Secure Boot); no boot loader has the line"
-                raise
-    if way.once:
-        boot.loader.boot_once(host)
+            _without_kexec(host, way, boot, wanted, e)
     host.processes.run(["systemctl", "reboot"])
+
+
+def _without_kexec(
+    host: Host, way: Way, boot: BootLine, wanted: WantedBoot, error: ProgramError
+) -> Way:
+    """Return the way through the boot loader, prepared; raise `error` if it would not help."""
+    if wanted.entry is not None and not way.once:
+        error.hint = "the kernel may refuse kexec (Secure Boot); no boot loader has the line"
+        raise error
+    return prepare(host, Way("reboot", once=way.once), boot, wanted)
 
 
 def _kexec(host: Host, config: RebootConfig, wanted: WantedBoot) -> tuple[str, str, str]:

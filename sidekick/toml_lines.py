@@ -27,7 +27,7 @@ class TomlLines:
         table: tuple[str | int, ...] = ()
         key: tuple[str | int, ...] = ()
         members = -1
-        for number, line in enumerate(text.splitlines(), start=1):
+        for number, line in enumerate(text.split("\n"), start=1):
             header, pair = _TABLE.fullmatch(line), _PAIR.fullmatch(line)
             if members >= 0 and not pair and not header:
                 if _MEMBER.fullmatch(line):

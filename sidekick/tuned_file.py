@@ -40,7 +40,7 @@ class CannotConvertError(Exception):
 def read_lines(text: str) -> list[TunedLine]:
     """Return the `key = value` lines of a file; those before any section belong to "main"."""
     section, lines = "main", []
-    for number, raw in enumerate(text.splitlines(), start=1):
+    for number, raw in enumerate(text.split("\n"), start=1):
         line = raw.strip()
         if line.startswith("[") and line.endswith("]"):
             section = line[1:-1].strip()

@@ -29,8 +29,10 @@ def resume(host: Host, state: StateFolder) -> Report:
     if record.trial and is_over(record.trial, host):
         target = record.trial.back
     elif record.trial:  # a trial stays a trial
-        until = record.trial.until
-        return ApplyRun(host, state, target or Target(), trial_until=until).carry_out()
+        run = ApplyRun(
+            host, state, target or Target(), command="resume", trial_until=record.trial.until
+        )
+        return run.carry_out()
     if target is None:
         state.end()
         return Report(command="resume", at=host.now(), boot_id=host.hardware.boot_id)

@@ -123,6 +123,12 @@ def counterpart_of(setting: str) -> str:
     return exact_of(setting) or COUNTERPARTS.get(setting, "")
 
 
+def with_dots(name: str) -> str:
+    """Return a name with dots if it is one of `COUNTERPARTS` written with slashes."""
+    dotted = name.replace("/", ".")
+    return dotted if PREFIX + dotted in COUNTERPARTS else name
+
+
 def text_of(value: Value) -> str:
     """Return a profile's value as text for the kernel."""
     if isinstance(value, list):
@@ -168,18 +174,23 @@ class SysctlSetting(FileSetting):
 
     def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
         """Return the values of both; the child's name of a limit replaces the parent's other."""
-        replaced = {counterpart_of(PREFIX + name).removeprefix(PREFIX) for name in child}
-        return {**{k: v for k, v in parent.items() if k not in replaced}, **child}
+        own = {with_dots(name) for name in child}
+        replaced = own | {counterpart_of(PREFIX + name).removeprefix(PREFIX) for name in own}
+        return {**{k: v for k, v in parent.items() if with_dots(k) not in replaced}, **child}
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each name or value that may not or cannot be set."""
         errors = []
         values = values_of(profile)
+        names = {with_dots(name) for name in values}
         for name, wanted in values.items():
             reason = _why_not(name) or _why_not_value(text_of(wanted.value))
-            counterpart = counterpart_of(PREFIX + name).removeprefix(PREFIX)
-            if counterpart in values and name < counterpart:
+            dotted = with_dots(name)
+            counterpart = counterpart_of(PREFIX + dotted).removeprefix(PREFIX)
+            if counterpart in names and dotted < counterpart:
                 reason = f"only one of it and {counterpart} can be in force"
+            elif dotted != name and dotted in values:
+                reason = f"is {dotted}, which the profile also sets"
             if reason:
                 source = profile.source_of(PREFIX + name)
                 errors.append(FieldError(field=PREFIX + name, reason=f"{reason} (in {source})"))
@@ -189,7 +200,7 @@ class SysctlSetting(FileSetting):
         """Return one value for each name."""
         return [
             WantedSetting(
-                setting=PREFIX + name,
+                setting=PREFIX + with_dots(name),
                 value=text_of(wanted.value),
                 required=wanted.required,
                 source=profile.source_of(PREFIX + name),

@@ -465,3 +465,15 @@ def test_profiles_from_the_agent_are_found_after_those_of_the_package(
     out = capsys.readouterr().out
     assert "Longer queues" in out
     assert "Not this one" not in out
+
+
+@pytest.mark.behaviour("BUG-SK86")
+def test_plan_changes_nothing_after_a_boot_with_sidekicks_line(fake: FakeHost, run: Run) -> None:
+    """Only a run that holds the lock ends the effect of `panic=30`."""
+    run("apply-profile", "boot")
+    fake.boot(fake.fs.read("/etc/twine/boot-line").splitlines()[-1])
+    fake.put("/proc/sys/kernel/panic", "30")
+    assert run("plan", "web")[0] == 2
+    assert fake.sysctl("kernel.panic") == "30"
+    run("resume")
+    assert fake.sysctl("kernel.panic") == "0"

@@ -292,6 +292,14 @@ def test_an_interrupted_trial_cannot_be_confirmed(on_web: FakeHost) -> None:
     assert on_web.state.load().trial is not None
 
 
+@pytest.mark.behaviour("BUG-SK88")
+def test_the_run_that_finishes_an_interrupted_trial_is_named_resume(on_web: FakeHost) -> None:
+    begin(on_web)
+    on_web.fs.write("/proc/sys/vm/swappiness", "33")
+    assert on_web.resume().command == "resume"
+    assert on_web.state.load().trial is not None
+
+
 def test_a_run_that_changes_nothing_opens_no_journal(
     on_web: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
