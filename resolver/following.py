@@ -49,6 +49,9 @@ class ZoneFollower:
         self._changed = changed
         self._jobs: dict[str, _Followed] = {}
         self._news: asyncio.Task[EndpointChanges] | None = None
+        self._is_waiting = False
+        """Whether the pending request waits for changes. A request with a job whose addresses are
+        unknown is answered at once: if each question cancelled it, none would be answered."""
         self._asked = asyncio.Event()
         self.failing = ""
         """Why the control plane does not answer; empty while it answers."""
@@ -81,7 +84,7 @@ class ZoneFollower:
                 )
             found = self._jobs[job] = _Followed(now)
             self._asked.set()
-            if self._news is not None:
+            if self._news is not None and self._is_waiting:
                 self._news.cancel()  # the pending request does not include this job
         found.asked_at = now
         return found
@@ -109,6 +112,7 @@ class ZoneFollower:
                 self._asked.clear()
                 await self._asked.wait()
             known = {job: found.revision for job, found in self._jobs.items()}
+            self._is_waiting = None not in known.values()
             self._news = asyncio.ensure_future(self._watch(known, WAIT_S))
             try:
                 await asyncio.wait([self._news])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 
 import pytest
 from test_dns import an_endpoint
@@ -21,6 +22,7 @@ class Front:
     def __init__(self) -> None:
         self.jobs: dict[str, Endpoints] = {}
         self.away = False
+        self.latency_s = 0.0
         self.calls: list[dict[str, int | None]] = []
 
     def serve(self, job: str, revision: int, *hosts: str) -> None:
@@ -29,6 +31,7 @@ class Front:
 
     async def watch(self, known: Mapping[str, int | None], wait_s: float) -> EndpointChanges:
         self.calls.append(dict(known))
+        await asyncio.sleep(self.latency_s)
         end = asyncio.get_running_loop().time() + wait_s
         while True:
             if self.away:
@@ -139,6 +142,31 @@ def test_more_jobs_than_one_call_takes_are_refused():
             assert hosts(await follower.get(f"job{i}", 2)) == []
         with pytest.raises(Busy, match="followed already"):
             await follower.get("one-more", 2)
+
+    following(scenario)
+
+
+@pytest.mark.behaviour("BUG-AG113")
+def test_a_flood_of_names_does_not_stop_the_answers():
+    """A new name every 10 ms, and a control plane that takes 50 ms to answer."""
+
+    async def scenario(front: Front, follower: ZoneFollower) -> None:
+        front.latency_s = 0.05
+        front.serve("web", 1, "a")
+
+        async def flood() -> None:
+            for i in range(MAX_JOBS_WATCHED):
+                with suppress(Busy):
+                    await follower.get(f"invented{i}")
+                await asyncio.sleep(0.01)
+
+        flooding = asyncio.create_task(flood())
+        await asyncio.sleep(0.1)
+        assert hosts(await follower.get("web", 1)) == ["a"]
+        front.serve("web", 2, "b")
+        await asyncio.sleep(1)
+        assert hosts(await follower.get("web")) == ["b"]
+        await flooding
 
     following(scenario)
 
