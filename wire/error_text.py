@@ -14,9 +14,9 @@ import ssl
 
 _BY_NUMBER = {
     errno.ECONNREFUSED: "nothing listens there (the connection was refused)",
-    errno.EHOSTUNREACH: "there is no way to its host",
-    errno.ENETUNREACH: "there is no route to its host",
-    errno.ETIMEDOUT: "there is no route to its network",
+    errno.EHOSTUNREACH: "there is no route to its host",
+    errno.ENETUNREACH: "there is no route to its network",
+    errno.ETIMEDOUT: "it did not answer in time",
     errno.ECONNRESET: "it closed the connection",
     errno.EPIPE: "it closed the connection",
     errno.ENOENT: "there is no such file",

@@ -72,9 +72,10 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         except BaseException:
             sock.close()
             raise
-    except OSError as e:
+    except (OSError, UnicodeError) as e:  # UnicodeError: no name of DNS, such as `a..b`
+        reason = e.strerror if isinstance(e, OSError) else "this is not the name of a host"
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {e.strerror or e}",
+            f"cannot listen on {host}:{port}: {reason or e}",
             hint="does the address belong to this host, and is the port free? `ss -tlnp` shows",
         ) from e
     return sock
