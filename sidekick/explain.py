@@ -75,7 +75,7 @@ def explain(
         source=found.source,
         text=_lines_of(profile.texts, found.source),
         now=now,
-        lacking="" if now is not None else setting.lacking(found.setting),
+        lacking="" if now is not None else setting.why_missing(found.setting),
         original=record.originals.get(found.setting),
         needs=setting.needs(found.setting),
         documents=_documents(found.setting),

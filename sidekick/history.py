@@ -57,7 +57,7 @@ def entry_of(report: Report) -> Entry:
     )
 
 
-def note(state: StateFolder, report: Report) -> None:
+def append(state: StateFolder, report: Report) -> None:
     """Append a run to the history. A failing disk or a damaged line does not fail the run."""
     path = _path(state)
     with contextlib.suppress(HostError, OSError):

@@ -76,7 +76,7 @@ def _of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
     for each in absent.values():
         setting = setting_of(each.setting)
         how = "cannot be applied here" if each.required else "unsupported here"
-        reason = f"{how}: {setting.lacking(each.setting)} ({each.source})"
+        reason = f"{how}: {setting.why_missing(each.setting)} ({each.source})"
         found.append(Finding(name, Severity.NOTE, each.setting, reason))
     return found
 

@@ -43,22 +43,22 @@ def make_plan(
 ) -> ApplyPlan:
     """Return the changes kind by kind, in the order of `settings`.
 
-    Kinds that others depend on (`carries_others`) restore their originals at the end, the last kind
-    first: a module cannot be unloaded while a value still uses it.
+    Kinds that others depend on (`has_dependents`) restore their originals at the end, the last
+    kind first: a module cannot be unloaded while a value still uses it.
     """
     absent = [w for w in wanted if observed.get(w.setting) is None]
     present = [w for w in wanted if observed.get(w.setting) is not None]
     changes: list[SettingChange] = []
-    last: list[SettingChange] = []
+    restored_last: list[SettingChange] = []
     for setting in settings:
-        ours = [w for w in present if setting.owns(w.setting)]
+        present_of_kind = [w for w in present if setting.owns(w.setting)]
         before = {k: v for k, v in originals.items() if setting.owns(k)}
-        names = {w.setting for w in ours}
-        for change in setting.plan(ours, observed, before):
-            given_back = setting.carries_others and change.setting not in names
-            (last if given_back else changes).append(change)
+        names = {w.setting for w in present_of_kind}
+        for change in setting.plan(present_of_kind, observed, before):
+            is_restored = setting.has_dependents and change.setting not in names
+            (restored_last if is_restored else changes).append(change)
     return ApplyPlan(
-        changes=(*changes, *reversed(last)),
+        changes=(*changes, *reversed(restored_last)),
         missing=tuple(w for w in absent if w.required),
         unsupported=tuple(w for w in absent if not w.required),
     )
@@ -74,7 +74,7 @@ def claims(names: Iterable[str], observed: Observed, originals: Observed) -> dic
     return {**originals, **new}
 
 
-def since_start(
+def undoable_to_start(
     change: SettingChange, written: Sequence[SettingChange], observed: Observed
 ) -> SettingChange:
     """Return a change whose undo restores the value before the run."""

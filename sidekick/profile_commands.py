@@ -16,11 +16,11 @@ from sidekick.facts import FACTS, read_facts
 from sidekick.grammar import OUTPUT, PROFILE
 from sidekick.lint import Severity
 from sidekick.lint import lint as findings
+from sidekick.output import print_json, print_rows, print_table, printable
 from sidekick.plan import make_plan
 from sidekick.profile import Profile
 from sidekick.settings import SETTINGS, settings_of
-from sidekick.shown import print_json, print_rows, print_table, printable
-from sidekick.status import moment_text
+from sidekick.status import date_text
 from sidekick.targets import target_of
 from wire.errors import NotFound, TwineError
 
@@ -204,7 +204,7 @@ def history(ctx: Context, last: int, output: str) -> None:
         ("WHEN", "COMMAND", "PROFILE", "STATE", "CHANGED", "MS", "DETAIL"),
         [
             (
-                moment_text(e.at, "%Y-%m-%dT%H:%M:%SZ"),
+                date_text(e.at, "%Y-%m-%dT%H:%M:%SZ"),
                 e.command,
                 e.name or "-",
                 f"{e.state}, undone" if e.rolled_back else e.state,

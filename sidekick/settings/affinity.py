@@ -80,7 +80,7 @@ class AffinitySetting(Setting):
             for name, value in values.items()
         ]
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host cannot have it."""
         if setting.endswith(FEW):
             return "this host has too few processors to divide them so"

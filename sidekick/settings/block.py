@@ -79,11 +79,11 @@ class BlockSetting(LeadingSetting, FileSetting):
         disk, _, key = setting.removeprefix("block.").rpartition(".")
         return (f"block.{disk}.nr_requests",) if key == "scheduler" else ()
 
-    def changes_too(self, setting: str) -> tuple[str, ...]:
+    def side_effects(self, setting: str) -> tuple[str, ...]:
         """Return the modules that the kernel loads when a scheduler is named."""
         return SCHEDULER_MODULES if setting.endswith(".scheduler") else ()
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host has none."""
         name, _, choice = setting.partition(":")
         path = self.path(name)

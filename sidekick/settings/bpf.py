@@ -86,7 +86,7 @@ class BpfSetting(FileSetting):
             return f"{PINNED}/{setting.removeprefix(f'bpf.{MAPS}')}"
         return FILES[setting.removeprefix("bpf.")]
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host has none."""
         return f"this kernel has no {self.path(setting)}" + (
             ", or it is no array of numbers" if _is_of_map(setting) else ""

@@ -50,7 +50,7 @@ class ControllersSetting(Setting):
         """Return DRAIN: the CPU shares of all running tasks would change at once."""
         return Disruption.DRAIN
 
-    def lacking(self, setting: str) -> str:  # noqa: ARG002
+    def why_missing(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host cannot have it."""
         return f"there is no {SLICE} in cgroup v2: the agent does not run here"
 

@@ -50,7 +50,7 @@ class CStatesSetting(Setting):
         """Return what it sets."""
         return (f"{CPUS}/cpuidle",)
 
-    def lacking(self, setting: str) -> str:  # noqa: ARG002
+    def why_missing(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host has no such states."""
         return "this kernel has no driver for idle states of its processors"
 

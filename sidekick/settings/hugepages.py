@@ -234,7 +234,7 @@ class HugepagesSetting(FileSetting):
                 return replace(report, outcome=ApplyOutcome.PARTIAL, detail=detail)
         return report
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return that there is no such pool."""
         return f"this host has no {self.path(setting)}"
 

@@ -157,7 +157,7 @@ class KernelSetting(Setting):
         """Return (): nothing is written at run time, so there is no original."""
         return ()
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return that the kernel is not installed; a command line always exists."""
         return f"there is no {_image(setting)}"
 

@@ -41,8 +41,8 @@ class ModulesSetting(Setting):
 
     kind: ClassVar[str] = "modules"
     section: ClassVar[type[Modules]] = Modules
-    carries_others: ClassVar[bool] = True
-    brings_settings: ClassVar[bool] = True
+    has_dependents: ClassVar[bool] = True
+    adds_settings: ClassVar[bool] = True
     is_restored_by_boot: ClassVar[bool] = True
 
     def merge(self, parent: dict[str, object], child: dict[str, object]) -> dict[str, object]:
@@ -68,7 +68,7 @@ class ModulesSetting(Setting):
         found: Modules = profile.sections[self.kind]
         return [self.value_of(profile, name, LOADED) for name in found.load]
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host cannot have it."""
         return f"this kernel has no module {setting.removeprefix('modules.')}"
 

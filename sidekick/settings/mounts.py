@@ -73,7 +73,7 @@ class MountsSetting(Setting):
             if key != "required" and value is not None
         ]
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host has none."""
         key, point = _parts(setting)
         if key == "atime":
@@ -102,7 +102,7 @@ class MountsSetting(Setting):
         key, point = _parts(setting)
         found, mounts = _find(host, key, point), _mounts_of(host)
         if found is None:
-            raise KernelFileError(f"cannot set {setting}: {self.lacking(setting)}")
+            raise KernelFileError(f"cannot set {setting}: {self.why_missing(setting)}")
         if key == "atime":
             mounts.set_atime(found, value)
         elif key == "lazytime":

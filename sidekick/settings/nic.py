@@ -123,7 +123,7 @@ class NicSetting(LeadingSetting):
         key = _parts(setting)[1]
         return [*FOLLOW].index(key) if key in FOLLOW else len(FOLLOW)
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why an interface cannot have it."""
         nic, key, beyond = _parts(setting)
         if beyond:

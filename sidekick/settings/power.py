@@ -90,7 +90,7 @@ class PowerSetting(LeadingSetting):
         """Return the attribute of the policies."""
         return (f"{CPUS}/cpufreq/{_key(setting)[0]}",)
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host does not have it."""
         key, choice = _key(setting)
         if choice:

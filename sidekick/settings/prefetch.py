@@ -59,7 +59,7 @@ class PrefetchSetting(Setting):
     kind: ClassVar[str] = "prefetch"
     section: ClassVar[type[Prefetch]] = Prefetch
 
-    def lacking(self, setting: str) -> str:  # noqa: ARG002
+    def why_missing(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host has no such switch."""
         return (
             "no known register for it: an unknown model, a guest, or the msr module is not loaded"

@@ -99,7 +99,7 @@ class ScratchSetting(Setting):
         """Return that tasks may have files open on it."""
         return Disruption.DRAIN
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host cannot have it."""
         return (
             f"{device_of(setting)} is missing, in use, or holds foreign data (only an empty "

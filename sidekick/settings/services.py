@@ -56,7 +56,7 @@ class ServicesSetting(Setting):
 
     kind: ClassVar[str] = "services"
     section: ClassVar[type[Services]] = Services
-    carries_others: ClassVar[bool] = True
+    has_dependents: ClassVar[bool] = True
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each service that is refused, or both running and stopped."""
@@ -102,7 +102,7 @@ class ServicesSetting(Setting):
         """Return that a service of the host starts or ends."""
         return Disruption.RESTART
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host cannot have it."""
         return f"this host has no {_unit(setting)}"
 

@@ -176,7 +176,8 @@ class SysctlSetting(FileSetting):
         """Return the values of both; the child's name of a limit replaces the parent's other."""
         own = {with_dots(name) for name in child}
         replaced = own | {counterpart_of(PREFIX + name).removeprefix(PREFIX) for name in own}
-        return {**{k: v for k, v in parent.items() if with_dots(k) not in replaced}, **child}
+        inherited = {k: v for k, v in parent.items() if k in child or with_dots(k) not in replaced}
+        return {**inherited, **child}
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each name or value that may not or cannot be set."""
@@ -213,7 +214,7 @@ class SysctlSetting(FileSetting):
         counterpart = counterpart_of(setting)
         return (counterpart,) if counterpart else ()
 
-    def changes_too(self, setting: str) -> tuple[str, ...]:
+    def side_effects(self, setting: str) -> tuple[str, ...]:
         """Return the values that the kernel extends with a write of this one."""
         return LEADS.get(PREFIX + setting.removeprefix(PREFIX).replace("/", "."), ())
 
@@ -256,7 +257,7 @@ class SysctlSetting(FileSetting):
             changes += [] if follows else [change]
         return changes
 
-    def blame(self, host: Host, report: SettingReport) -> str:
+    def cause_of_drift(self, host: Host, report: SettingReport) -> str:
         """Return the file of sysctl.d(5) that sets the value that was found."""
         path = _below_proc_sys(report.setting.removeprefix(PREFIX))
         for folder in CONFIGURED:

@@ -44,11 +44,11 @@ class TransparentHugepagesSetting(FileSetting):
     kind: ClassVar[str] = "thp"
     section: ClassVar[type[TransparentHugepages]] = TransparentHugepages
 
-    def changes_too(self, setting: str) -> tuple[str, ...]:
+    def side_effects(self, setting: str) -> tuple[str, ...]:
         """Return the reserve of free memory, which the kernel sizes for its collapsing thread."""
         return ("sysctl.vm.min_free_kbytes",) if setting == "thp.enabled" else ()
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host has none."""
         return f"this kernel has no {self.path(setting)}"
 

@@ -39,7 +39,7 @@ class TurboSetting(Setting):
         """Return the files of all vendors."""
         return (INTEL, GLOBAL)
 
-    def lacking(self, setting: str) -> str:  # noqa: ARG002
+    def why_missing(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host has no such switch."""
         return (
             "Turbo cannot be switched: the processor or its firmware forbids it, or this is a guest"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sidekick.apply import ApplyRun
 from sidekick.boot import LINE, BootLine
-from sidekick.bootline import compose, group_of, in_force, split, taken, without
+from sidekick.bootline import compose, group_of, in_force, owned_groups, split, without_owned
 from sidekick.plan import make_plan
 from sidekick.record import Target
 from sidekick.report import SettingChange, WantedSetting
@@ -95,8 +95,8 @@ def test_the_host_gets_its_command_line_back(own: str, arguments: list[str]) -> 
     line = compose(own, groups)
     assert compose(line, groups) == line
     assert all(in_force(line, group, wanted) for group, wanted in groups.items())
-    assert without(line, taken(own, groups)) == own
-    assert without(own, taken(own, groups)) == own, "it may not have been booted yet"
+    assert without_owned(line, owned_groups(own, groups)) == own
+    assert without_owned(own, owned_groups(own, groups)) == own, "it may not have been booted yet"
 
 
 @pytest.mark.behaviour("F-68")

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from agent.machine import ServiceUnit
 from sidekick.profile import Profile
+from sidekick.read_recorder import with_recorder
 from sidekick.report import ApplyOutcome, SettingChange
-from sidekick.seen import watched
 from sidekick.setting import Host
 from sidekick.settings.service_manager import BUS, Recorded
 from sidekick.settings.services import Services, ServicesSetting, state_of
@@ -208,11 +208,11 @@ def test_a_restarting_service_is_restored_without_a_settle_time(fake: FakeHost) 
 @pytest.mark.parametrize(("kind", "again"), [("simple", True), ("oneshot", False)])
 def test_a_check_reads_the_state_of_a_service_again(fake: FakeHost, kind: str, again: bool) -> None:
     host, _ = a_host(fake, a_unit(kind=kind, control_group="/x.slice/a.service"))
-    host, kept = watched(host)
+    host, kept = with_recorder(host)
     SETTING.read(host, "services.a.service")
     assert (kept.unrecorded == []) is again
     assert again is (kept.unrecorded != [BUS])
-    assert len(kept.kept) == int(again)
+    assert len(kept.reads) == int(again)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def test_only_the_owner_and_the_group_of_a_shared_socket_may_open_it(
 @pytest.mark.behaviour("BUG-AG114")
 @pytest.mark.parametrize("host", ["a..b", "x" * 64])
 def test_an_address_that_dns_cannot_hold_is_refused(host: str) -> None:
-    with pytest.raises(ConfigError, match="cannot listen on .*: this is not the name of a host"):
+    with pytest.raises(ConfigError, match=r"cannot listen on .*: this is not the name of a host"):
         tcp_socket(host, 0)
 
 

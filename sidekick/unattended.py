@@ -12,9 +12,9 @@ from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.setting import Host
 from sidekick.state import StateFolder
 from sidekick.status import verify
-from sidekick.targets import rendered_again
+from sidekick.targets import render_again
 
-ROUNDS = 3
+MAX_ROUNDS = 3
 """A setting can change the facts of another one, and that one the facts of a third; no more."""
 
 
@@ -36,11 +36,13 @@ def resume(host: Host, state: StateFolder) -> Report:
     if target is None:
         state.end()
         return Report(command="resume", at=host.now(), boot_id=host.hardware.boot_id)
-    target, _ = rendered_again(target, host)
-    return settled(host, state, ApplyRun(host, state, target, command="resume").carry_out())
+    target, _ = render_again(target, host)
+    return reapply_while_facts_change(
+        host, state, ApplyRun(host, state, target, command="resume").carry_out()
+    )
 
 
-def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
+def verify_by_timer(host: Host, state: StateFolder, *, repair: bool) -> Report:
     """Compare the host with its profile for the timer; `repair` restores drifted values.
 
     A trial whose own timer was lost ends here, too.
@@ -52,8 +54,10 @@ def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
     record = state.load()
     drifted = report.state is ProfileState.DRIFTED and state.unfinished() is None
     if repair and drifted and record.applied and not record.trial:
-        target, _ = rendered_again(record.applied, host)
-        repaired = settled(host, state, ApplyRun(host, state, target, command="repair").carry_out())
+        target, _ = render_again(record.applied, host)
+        repaired = reapply_while_facts_change(
+            host, state, ApplyRun(host, state, target, command="repair").carry_out()
+        )
         found = [
             f"{s.setting} {s.detail}" for s in report.settings if s.outcome is ApplyOutcome.DRIFTED
         ]
@@ -63,17 +67,17 @@ def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
     return report
 
 
-def settled(host: Host, state: StateFolder, report: Report) -> Report:
+def reapply_while_facts_change(host: Host, state: StateFolder, report: Report) -> Report:
     """Apply a profile again while applying it changes what it asks for.
 
     With SMT off there are fewer processors, so `= cpu.count * 2` has another value. `report` is the
     report of the previous run.
     """
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         record = state.load()
         if report.state is not ProfileState.VERIFIED or record.applied is None:
             return report
-        target, _ = rendered_again(record.applied, host)
+        target, _ = render_again(record.applied, host)
         if target.wanted == record.applied.wanted:
             return report
         report = ApplyRun(host, state, target, command=report.command).carry_out()
