@@ -20,7 +20,7 @@ import msgspec
 from agent.api.exec import STDERR, STDIN, STDOUT, TAKEN, ExecEnd, ExecWord, Window, taken_frame
 from wire.duplex import Duplex
 from wire.errors import HostError, TwineError, Unreachable, from_problem
-from wire.flow import Inflow, Outflow
+from wire.flow import ReceiveQueue, SendWindow
 
 _CHUNK = 32 << 10
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -60,7 +60,7 @@ async def attend(duplex: Duplex, *, terminal: bool, with_input: bool) -> int:
     """
     loop = asyncio.get_running_loop()
     words: set[asyncio.Task[None]] = set()
-    sending, shown = Outflow(), Inflow()
+    sending, shown = SendWindow(), ReceiveQueue()
 
     def send_word(word: ExecWord) -> None:
         sending = asyncio.ensure_future(duplex.send(msgspec.json.encode(word).decode()))
@@ -98,7 +98,7 @@ async def attend(duplex: Duplex, *, terminal: bool, with_input: bool) -> int:
 
 
 async def _outcome(
-    receiving: asyncio.Future[ExecEnd], showing: asyncio.Future[None], shown: Inflow
+    receiving: asyncio.Future[ExecEnd], showing: asyncio.Future[None], shown: ReceiveQueue
 ) -> ExecEnd:
     """Return the session's last message, after all earlier output is written.
 
@@ -115,7 +115,7 @@ async def _outcome(
     return await receiving
 
 
-async def _type(duplex: Duplex, sending: Outflow) -> None:
+async def _type(duplex: Duplex, sending: SendWindow) -> None:
     """Send standard input as fast as the command reads it, then the end of input."""
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[bytes](4)
 
@@ -134,24 +134,24 @@ async def _type(duplex: Duplex, sending: Outflow) -> None:
 
     threading.Thread(target=pump, name="stdin", daemon=True).start()
     while data := await lines.get():
-        await sending.room(len(data))
+        await sending.reserve(len(data))
         await duplex.send(bytes([STDIN]) + data)
     await duplex.send(msgspec.json.encode(ExecWord(end_of_input=True)).decode())
 
 
-async def _receive(duplex: Duplex, shown: Inflow, sending: Outflow) -> ExecEnd:
+async def _receive(duplex: Duplex, shown: ReceiveQueue, sending: SendWindow) -> ExecEnd:
     """Pass received output to `_show`; return the session's last message."""
     async for frame in duplex.frames():
         if isinstance(frame, str):
             return msgspec.json.decode(frame, type=ExecEnd)
         if frame[:1] == bytes([TAKEN]):
-            sending.taken(int.from_bytes(frame[1:], "big"))
+            sending.acknowledge(int.from_bytes(frame[1:], "big"))
         else:
             await shown.put(frame)
     raise Unreachable("the session ended before the command did")
 
 
-async def _show(duplex: Duplex, shown: Inflow) -> None:
+async def _show(duplex: Duplex, shown: ReceiveQueue) -> None:
     """Write the received output, and report the number of written bytes to the agent."""
     output = _Output()
     await duplex.send(taken_frame(0))
@@ -159,7 +159,7 @@ async def _show(duplex: Duplex, shown: Inflow) -> None:
         target = {STDOUT: 1, STDERR: 2}.get(frame[0] if frame else -1)
         if target is not None:
             await output.write(target, frame[1:])
-            await duplex.send(taken_frame(shown.took(len(frame) - 1)))
+            await duplex.send(taken_frame(shown.add_read(len(frame) - 1)))
 
 
 class _Output:

@@ -21,7 +21,7 @@ from resolver.following import ZoneFollower
 from wire import log as logs
 from wire import units
 from wire.errors import Busy, InvalidInput, Unreachable
-from wire.written import WRITTEN
+from wire.quantity_fields import TEXT_ENCODING
 
 Work = Callable[[ZoneFollower, asyncio.Event], Awaitable[None]]
 """A function of a follower, and of an event that is set with each change."""
@@ -125,7 +125,7 @@ def _render(kind: str) -> proxies.Render:
             hint="for another one give a jinja2 template, a file that ends in .j2",
         )
     try:
-        text = Path(kind).read_text(WRITTEN)
+        text = Path(kind).read_text(TEXT_ENCODING)
     except (OSError, UnicodeDecodeError) as e:
         raise InvalidInput(f"cannot read template {kind}: {e}") from e
     return proxies.template(text, kind)

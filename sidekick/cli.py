@@ -17,7 +17,7 @@ from pathlib import Path
 from sidekick import history
 from sidekick import status as host_status
 from sidekick.apply import ApplyRun
-from sidekick.context import Context, context_of, real_host
+from sidekick.context import Context, make_context, real_host
 from sidekick.grammar import OUTPUT, PROFILE, CliProgram, Number, Option, PathText, Span
 from sidekick.observe import HostObservation, record_for_boot
 from sidekick.output import print_error, print_json, print_plan, print_report
@@ -46,7 +46,7 @@ PROGRAM = CliProgram(
         Option(
             words=("--profiles",),
             kind=PathText(),
-            many=True,
+            is_repeatable=True,
             help="Folder of profiles; repeatable.",
         ),
         Option(words=("-v", "--verbose"), help="Log each change."),
@@ -173,7 +173,7 @@ def status(ctx: Context, output: str) -> None:
     PROFILE,
     Option(
         words=("--for",),
-        called="for_",
+        parameter="for_",
         kind=Span(),
         default=60.0,
         help="Duration, such as 90s or 10m.",
@@ -185,7 +185,7 @@ def try_(ctx: Context, profile: str, for_: float, wait_s: float, output: str) ->
     """Apply a profile that sidekick reverts unless `sidekick confirm` keeps it."""
     from sidekick import trial
 
-    ctx.need_root()
+    ctx.require_root()
     host = ctx.host()
     target = target_of(ctx.profile(profile, host), host)
     folders = [f"--root={ctx.root.absolute()}", f"--state={ctx.state.folder.absolute()}"]
@@ -221,7 +221,7 @@ def revert(ctx: Context, due: bool, wait_s: float, output: str) -> None:
 def _conclude(ctx: Context, report: Report, output: str) -> None:
     ctx.code = exit_code(report)
     if report.command in RECORDED_COMMANDS and report.at:
-        history.append(ctx.state, report)
+        history.append_run(ctx.state, report)
     _print(report, output)
 
 
@@ -242,7 +242,7 @@ def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] = 
         if call is None:
             code = _by_click(line, make_host)
         else:
-            context = context_of(make_host, **call.program)
+            context = make_context(make_host, **call.program)
             call.command.function(context, **call.values)
             code = context.code
         sys.stdout.flush()
@@ -281,8 +281,8 @@ def _by_click(line: Sequence[str], make_host: Callable[[Path], Host]) -> int:
     """Print help, complete a line, report a wrong line, or run a command that only users run."""
     from sidekick import click_commands, profile_commands
 
-    made = click_commands.group(
-        PROGRAM, profile_commands.COMMANDS, lambda **given: context_of(make_host, **given)
+    cli = click_commands.group(
+        PROGRAM, profile_commands.COMMANDS, lambda **given: make_context(make_host, **given)
     )
-    click_commands.complete(made)
-    return click_commands.run(made, line)
+    click_commands.complete(cli)
+    return click_commands.run(cli, line)

@@ -49,7 +49,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Where the kernel documents it."""
 
 
-def explain(
+def explain_setting(
     host: Host,
     profile: Profile,
     wanted: Sequence[WantedSetting],

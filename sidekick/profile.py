@@ -117,17 +117,17 @@ class Library(msgspec.Struct, frozen=True):
     def _text_of(self, name: str, child: str | None) -> ProfileText:
         path = self.find(name)
         if path is None:
-            raise self._missing(name, child)
+            raise self._missing_profile(name, child)
         try:
             with path.open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
             check_size(str(path), data)
-            # the encoding of `wire.written.WRITTEN`, without its import at each start
+            # the encoding of `wire.quantity_fields.TEXT_ENCODING`, without its import at each start
             return ProfileText(name, str(path), data.decode("utf-8-sig"))
         except (OSError, UnicodeDecodeError) as e:
             raise ConfigError(f"cannot read profile {path}: {e}") from e
 
-    def _missing(self, name: str, child: str | None) -> ConfigError | NotFound:
+    def _missing_profile(self, name: str, child: str | None) -> ConfigError | NotFound:
         known = ", ".join(self.names()) or "none"
         searched = ", ".join(str(folder) for folder in self.folders)
         hint = f"known: {known} (searched {searched})"
@@ -179,7 +179,7 @@ def _check_owners(files: Sequence[ProfileFile]) -> None:
         owner = file.header.owner
         patterns = allow.get(owner, [])
         if file.header.allow:
-            file.wrong(("allow",), f"may not be changed by {owner}")
+            file.add_error(("allow",), f"may not be changed by {owner}")
         changed = [
             ((*block.at, kind, key), f"{kind}.{key}")
             for block in file.blocks
@@ -189,7 +189,7 @@ def _check_owners(files: Sequence[ProfileFile]) -> None:
         changed += [(("unset", at), name) for at, name in enumerate(file.header.unset)]
         for place, name in changed:
             if not any(fnmatch.fnmatchcase(name, p) for p in patterns):
-                file.wrong(place, f"{owner} may set {', '.join(patterns) or 'nothing'}")
+                file.add_error(place, f"{owner} may set {', '.join(patterns) or 'nothing'}")
 
 
 def _check_unset(files: Sequence[ProfileFile]) -> None:
@@ -198,7 +198,7 @@ def _check_unset(files: Sequence[ProfileFile]) -> None:
         tables = [block.tables for parent in files[number + 1 :] for block in parent.blocks]
         for at, name in enumerate(file.header.unset if file.header else ()):
             if not any(_without(one, name) != one for one in tables):
-                file.wrong(("unset", at), f"no parent of {file.name} sets {name}")
+                file.add_error(("unset", at), f"no parent of {file.name} sets {name}")
 
 
 def _without(table: Table, name: str) -> Table:
@@ -224,11 +224,11 @@ def _merge(files: Sequence[ProfileFile], kinds: Mapping[str, Section]) -> Profil
     for file in reversed(files):
         for name in file.header.unset if file.header else ():
             raw = _without(raw, name)
-        for block in (b for b in file.blocks if b.holds):
+        for block in (b for b in file.blocks if b.applies):
             for kind, table in block.tables.items():
                 raw[kind] = kinds[kind].merge(raw[kind], table) if kind in raw else table
-                sources[kind] = file.where((*block.at, kind))
-                sources |= _sources(file, (*block.at, kind), kind, table)
+                sources[kind] = file.source_of((*block.at, kind))
+                sources |= _sources_of(file, (*block.at, kind), kind, table)
     header = files[0].header
     assert header is not None
     tables = {kind: msgspec.convert(table, kinds[kind].section) for kind, table in raw.items()}
@@ -244,16 +244,16 @@ def _merge(files: Sequence[ProfileFile], kinds: Mapping[str, Section]) -> Profil
     )
 
 
-def _sources(
+def _sources_of(
     file: ProfileFile, at: tuple[str | int, ...], kind: str, table: Table
 ) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, value in table.items():
-        found[f"{kind}.{key}"] = file.where((*at, key))
+        found[f"{kind}.{key}"] = file.source_of((*at, key))
         if isinstance(value, dict):
-            inner = _sources(file, (*at, key), f"{kind}.{key}", value)
+            inner = _sources_of(file, (*at, key), f"{kind}.{key}", value)
             found |= inner
         if isinstance(value, list):
             texts = [(n, v) for n, v in enumerate(value) if isinstance(v, str)]
-            found |= {f"{kind}.{text}": file.where((*at, key, n)) for n, text in texts}
+            found |= {f"{kind}.{text}": file.source_of((*at, key, n)) for n, text in texts}
     return found

@@ -69,7 +69,7 @@ def instances_of(lines: list[TunedLine], variables: dict[str, str]) -> dict[str,
             instance.refused = f"holds for {line.key}={line.value} only: name devices by hand"
         elif line.key in _CONDITIONS:
             try:
-                condition = _condition(line.key, substituted(line.value, variables))
+                condition = _condition_of(line.key, substituted(line.value, variables))
                 both = filter(None, (instance.condition, condition))
                 instance.condition = " and ".join(both)
             except CannotConvertError as e:
@@ -103,7 +103,7 @@ _VENDORS = {
 """Sets of vendor names that one value of the fact `cpu.vendor` covers (`sidekick/facts.py`)."""
 
 
-def _condition(key: str, regex: str) -> str:
+def _condition_of(key: str, regex: str) -> str:
     """Return the expression of facts that is true where a regular expression matches."""
     choices = regex.strip("()").split("|")
     if key == "uname_regex" and all(choice in _ARCHES for choice in choices):

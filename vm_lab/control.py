@@ -20,8 +20,8 @@ from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import LabSandbox
 from vm_lab.state import LabPaths, end_process, find_process, process_ref
 from vm_lab.topology import LabMachine, Topology
+from wire.quantity_fields import TEXT_ENCODING
 from wire.toml_limits import parse_toml
-from wire.written import WRITTEN
 
 
 class LabControlPlane:
@@ -153,7 +153,7 @@ class LabControlPlane:
 
 def _read_config(file: Path) -> str:
     try:
-        return file.read_text(WRITTEN)
+        return file.read_text(TEXT_ENCODING)
     except UnicodeDecodeError as e:
         raise LabError(f"cannot use {file}: it is not UTF-8 ({e.reason})") from e
 

@@ -28,7 +28,7 @@ class Core(msgspec.Struct, frozen=True):
         return not self.others
 
 
-def numbers(text: str) -> tuple[int, ...]:
+def parse_cpu_list(text: str) -> tuple[int, ...]:
     """Return the numbers of a list such as `0-3,8`, sorted. Raises `ValueError`."""
     found: set[int] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -39,7 +39,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def listed(cpus: Iterable[int]) -> str:
+def cpu_list_text(cpus: Iterable[int]) -> str:
     """Return numbers as the kernel writes them; nothing for none."""
     runs: list[list[int]] = []
     for cpu in sorted(set(cpus)):

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from wire.errors import FieldError
-from wire.type_shapes import arm, is_struct, strip
+from wire.type_shapes import is_struct, union_member, without_annotations
 from wire.type_text import refusal
 
 T = TypeVar("T")
@@ -57,8 +57,8 @@ class _Search:
         if depth >= MAX_DEPTH:
             yield FieldError(field=where or "(whole)", reason="nested too deeply")
             return
-        bare, constraints = strip(kind)
-        bare = arm(value, bare)
+        bare, constraints = without_annotations(kind)
+        bare = union_member(value, bare)
         inner: Iterator[FieldError] = iter(())
         if isinstance(value, dict) and is_struct(bare):
             inner = self._in_struct(value, bare, where, depth)

@@ -20,7 +20,7 @@ from agent.runtime.offload import Lanes
 from agent.tasks.prober import Prober
 from agent.tasks.queries import TaskQueries
 from agent.usage import TaskUsage, Usages
-from wire.process_metrics import of_process
+from wire.process_metrics import add_process_metrics
 
 GROUPS = {"host": "", "tasks": "/workload.slice", "agent": "/hostcritical.slice"}
 """Groups with sums, and their cgroups. The pressure of the root cgroup is the host's (psi.rst)."""
@@ -74,7 +74,7 @@ class AgentMetrics:
     ) -> None:
         self._tasks, self._images, self._prober = tasks, images, prober
         self._cgroups, self._lanes, self._usage = cgroups, lanes, usage
-        self._process = of_process(CollectorRegistry())
+        self._process = add_process_metrics(CollectorRegistry())
 
     async def scrape(self, *, ready: bool) -> bytes:
         """Return the text of a scrape; until the agent is `ready` it has no tasks."""

@@ -179,7 +179,7 @@ async def _relayed(
     headers = {name: request.headers[name] for name in _ASKED if name in request.headers}
     headers["Cookie"] = f"{_SESSION_COOKIE}={gate.session}"
     body = await request.read()
-    async with client.pass_on(request.method, request.path_qs, body, headers) as found:
+    async with client.forward(request.method, request.path_qs, body, headers) as found:
         if found.headers.get(_ENDED_HEADER) == "ended":
             gate.ended.set()
         kept = {n: found.headers[n] for n in (*_PASSED, *_SECURITY) if n in found.headers}

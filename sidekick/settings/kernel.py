@@ -72,7 +72,7 @@ ALLOWED = frozenset(
 )
 """Tuning only. Nothing that decides what is booted or run (root, init, rd.*, systemd.*) and
 nothing that weakens the host (mitigations, selinux, lockdown)."""
-VOIDS_LIMITS = frozenset({"memory", "cpuset", "pids", "io", "blkio", "hugetlb", "misc"})
+CONTROLLERS_OF_LIMITS = frozenset({"memory", "cpuset", "pids", "io", "blkio", "hugetlb", "misc"})
 """Controllers that enforce the limits of tasks: without them a task has no limits."""
 _VALUE = re.compile(r"[A-Za-z0-9_.,:+-]{1,256}")
 _RELEASE = re.compile(r"[0-9][A-Za-z0-9._+~-]{0,63}")
@@ -109,7 +109,7 @@ class KernelSetting(Setting):
         errors = []
         section: Kernel = profile.sections[self.kind]
         for argument in section.cmdline:
-            reason = _why_not(argument)
+            reason = _why_refused(argument)
             if reason:
                 where = profile.source_of(f"kernel.{argument}")
                 text = f"{argument!r} {reason} (in {where})"
@@ -159,7 +159,7 @@ class KernelSetting(Setting):
 
     def why_missing(self, setting: str) -> str:
         """Return that the kernel is not installed; a command line always exists."""
-        return f"there is no {_image(setting)}"
+        return f"there is no {_kernel_image(setting)}"
 
     def observe(self, host: Host, settings: Iterable[str]) -> dict[str, str | None]:
         """Return the running line, and the running release where the wanted one is installed."""
@@ -169,7 +169,7 @@ class KernelSetting(Setting):
                 found[name] = host.fs.find("/proc/cmdline")
             elif name.startswith(RELEASE):
                 release = host.hardware.kernel
-                there = name.endswith(f".{release}") or host.fs.exists(_image(name))
+                there = name.endswith(f".{release}") or host.fs.exists(_kernel_image(name))
                 found[name] = release if there else None
         return found
 
@@ -212,11 +212,11 @@ class KernelSetting(Setting):
         return report
 
 
-def _image(setting: str) -> str:
+def _kernel_image(setting: str) -> str:
     return f"/boot/vmlinuz-{setting.removeprefix(RELEASE + '.')}"
 
 
-def _why_not(argument: str) -> str:
+def _why_refused(argument: str) -> str:
     key, equals, value = argument.partition("=")
     if key_of(argument) in OF_HUGEPAGES:
         return "belongs in [hugepages]"
@@ -226,7 +226,9 @@ def _why_not(argument: str) -> str:
         return "is not among the arguments a profile may set"
     if equals and not _VALUE.fullmatch(value):
         return "has a value with characters that are not allowed, or none"
-    voided = sorted(VOIDS_LIMITS & set(value.split(","))) if key == "cgroup_disable" else []
+    voided = (
+        sorted(CONTROLLERS_OF_LIMITS & set(value.split(","))) if key == "cgroup_disable" else []
+    )
     if voided:
         return f"would void every limit of tasks: {', '.join(voided)} must stay"
     return ""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sidekick.report import SettingChange, WantedSetting
 from sidekick.setting import Host, Observed, Setting
 
-LED_BY = "led by"
+FOLLOWS = "led by"
 """In the options of a change: the leader of the same plan that it follows."""
 
 
@@ -51,7 +51,9 @@ class LeadingSetting(Setting):
                 if partner in targets and partner not in changes and now is not None:
                     changes[partner] = self.change(targets[partner], now)
         leaders = {p: name for name in changes for p in self.partners(name)}
-        found = (self._noted(c, observed, leaders.get(c.setting, "")) for c in changes.values())
+        found = (
+            self._with_options(c, observed, leaders.get(c.setting, "")) for c in changes.values()
+        )
         return sorted(found, key=lambda change: self.rank(change.setting))
 
     def undo(self, host: Host, change: SettingChange) -> None:
@@ -60,7 +62,7 @@ class LeadingSetting(Setting):
         Partners of a leader of the same run are restored with the leader, which was written first
         and is therefore undone last: they cannot be restored before it.
         """
-        if LED_BY in change.options:
+        if FOLLOWS in change.options:
             return
         super().undo(host, change)
         for partner, value in change.options.items():
@@ -68,8 +70,10 @@ class LeadingSetting(Setting):
                 self.write(host, partner, value)
                 self.check_restored(host, partner, value)
 
-    def _noted(self, change: SettingChange, observed: Observed, leader: str) -> SettingChange:
+    def _with_options(
+        self, change: SettingChange, observed: Observed, leader: str
+    ) -> SettingChange:
         if leader:
-            return replace(change, options={LED_BY: leader})
+            return replace(change, options={FOLLOWS: leader})
         before = {p: observed.get(p) for p in self.partners(change.setting)}
         return replace(change, options={p: v for p, v in before.items() if v is not None})

@@ -47,7 +47,7 @@ class ModulesSetting(Setting):
 
     def merge(self, parent: dict[str, object], child: dict[str, object]) -> dict[str, object]:
         """Return the modules of both."""
-        both = [*_list(parent.get("load")), *_list(child.get("load"))]
+        both = [*_as_list(parent.get("load")), *_as_list(child.get("load"))]
         return {**parent, **child, "load": list(dict.fromkeys(both))}
 
     def check(self, profile: Profile) -> list[FieldError]:
@@ -83,7 +83,9 @@ class ModulesSetting(Setting):
         found: dict[str, str | None] = dict.fromkeys(names)
         loaded = {s for s, name in names.items() if host.fs.exists(f"/sys/module/{name}")}
         if loaded != found.keys():
-            builtin = _names(host.fs.find(f"/lib/modules/{host.hardware.kernel}/modules.builtin"))
+            builtin = _modules_in(
+                host.fs.find(f"/lib/modules/{host.hardware.kernel}/modules.builtin")
+            )
             loaded |= {setting for setting, name in names.items() if name in builtin}
         if loaded != found.keys():
             installed = installed_modules(host)
@@ -98,14 +100,14 @@ class ModulesSetting(Setting):
 
 def installed_modules(host: Host) -> set[str]:
     """Return the modules that the running kernel could load, as /sys spells them."""
-    return _names(host.fs.find(f"/lib/modules/{host.hardware.kernel}/modules.dep"))
+    return _modules_in(host.fs.find(f"/lib/modules/{host.hardware.kernel}/modules.dep"))
 
 
-def _list(value: object) -> list[object]:
+def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _names(listing: str | None) -> set[str]:
+def _modules_in(listing: str | None) -> set[str]:
     """Return the modules that a file of depmod(8) names by path, as /sys spells them."""
     paths = (line.partition(":")[0].strip() for line in (listing or "").splitlines())
     files = (path.rpartition("/")[2].partition(".")[0] for path in paths)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from sidekick.cpulists import numbers
+from sidekick.cpulists import parse_cpu_list
 from sidekick.profile import Profile
 from sidekick.report import SettingChange, SettingReport, WantedSetting
 from sidekick.setting import FileSetting, Host, Observed
@@ -95,7 +95,7 @@ REFUSED = (
 """Sysctls that a profile may not set: undo cannot restore the value, or it belongs to others."""
 
 
-LEADS = {
+SIDE_EFFECTS = {
     PREFIX + "net.ipv4.tcp_congestion_control": (
         PREFIX + "net.ipv4.tcp_allowed_congestion_control",
         *(f"modules.tcp_{name}" for name in ("bbr", "dctcp", "htcp", "vegas", "westwood")),
@@ -107,7 +107,7 @@ user (net/ipv4/tcp_cong.c), also after another one becomes the default. Naming a
 and it stays loaded."""
 
 
-def exact_of(setting: str) -> str:
+def exact_name_of(setting: str) -> str:
     """Return the exact name of a coarse name, "" for every other name."""
     match = _COARSE.fullmatch(setting)
     if not match or match[2]:
@@ -119,8 +119,8 @@ def counterpart_of(setting: str) -> str:
     """Return the other name of the same value, "" where it has only one."""
     match = _COARSE.fullmatch(setting)
     if match and match[2]:
-        return match[1] if exact_of(match[1]) == setting else ""
-    return exact_of(setting) or COUNTERPARTS.get(setting, "")
+        return match[1] if exact_name_of(match[1]) == setting else ""
+    return exact_name_of(setting) or COUNTERPARTS.get(setting, "")
 
 
 def with_dots(name: str) -> str:
@@ -136,19 +136,19 @@ def text_of(value: Value) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value).strip()
 
 
-def meaning(value: str) -> tuple[object, ...]:
+def kernel_value(value: str) -> tuple[object, ...]:
     """Return the meaning of a value for the kernel, which prints base 10 and joins ranges.
 
     A list of numbers and ranges is a set. Source: Linux, kernel/sysctl.c (`strtoul_lenient` with
     base 0, `proc_do_large_bitmap`).
     """
-    return tuple(_meaning_of(word) for word in value.split())
+    return tuple(_word_value(word) for word in value.split())
 
 
-def _meaning_of(word: str) -> object:
+def _word_value(word: str) -> object:
     if _RANGES.fullmatch(word) and ("," in word or "-" in word[1:]):
         with contextlib.suppress(ValueError):  # 3-1: the kernel refuses it
-            return frozenset(numbers(word))
+            return frozenset(parse_cpu_list(word))
     match = _NUMBER.fullmatch(word)
     if not match:
         return word
@@ -185,7 +185,7 @@ class SysctlSetting(FileSetting):
         values = values_of(profile)
         names = {with_dots(name) for name in values}
         for name, wanted in values.items():
-            reason = _why_not(name) or _why_not_value(text_of(wanted.value))
+            reason = _why_refused(name) or _why_value_refused(text_of(wanted.value))
             dotted = with_dots(name)
             counterpart = counterpart_of(PREFIX + dotted).removeprefix(PREFIX)
             if counterpart in names and dotted < counterpart:
@@ -216,7 +216,7 @@ class SysctlSetting(FileSetting):
 
     def side_effects(self, setting: str) -> tuple[str, ...]:
         """Return the values that the kernel extends with a write of this one."""
-        return LEADS.get(PREFIX + setting.removeprefix(PREFIX).replace("/", "."), ())
+        return SIDE_EFFECTS.get(PREFIX + setting.removeprefix(PREFIX).replace("/", "."), ())
 
     def path(self, setting: str) -> str:
         """Return the file of a setting: dots separate, or slashes where a part has dots."""
@@ -224,7 +224,7 @@ class SysctlSetting(FileSetting):
 
     def same(self, one: str, other: str) -> bool:
         """Return whether two texts have the same meaning for the kernel."""
-        return one.split() == other.split() or meaning(one) == meaning(other)
+        return one.split() == other.split() or kernel_value(one) == kernel_value(other)
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Write the value. A write of no bytes never reaches the kernel; an empty line does."""
@@ -245,7 +245,7 @@ class SysctlSetting(FileSetting):
         targets |= {w.setting: w.value for w in wanted}
         changes = []
         for change in super().plan(wanted, observed, back):
-            counterpart, exact = counterpart_of(change.setting), exact_of(change.setting)
+            counterpart, exact = counterpart_of(change.setting), exact_name_of(change.setting)
             if exact or counterpart not in COUNTERPARTS:
                 follows = exact in targets
                 inverse = observed.get(exact)
@@ -288,7 +288,7 @@ def _below_proc_sys(name: str) -> str:
     return name if "/" in name else name.replace(".", "/")
 
 
-def _why_not(name: str) -> str:
+def _why_refused(name: str) -> str:
     path = _below_proc_sys(name)
     if not _NAME.fullmatch(name) or {"", ".", ".."} & set(path.split("/")):
         return "is not the name of a sysctl"
@@ -296,5 +296,5 @@ def _why_not(name: str) -> str:
     return next(reasons, "")
 
 
-def _why_not_value(value: str) -> str:
+def _why_value_refused(value: str) -> str:
     return "" if _VALUE.fullmatch(value) else "must be one line of printable characters"

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from sidekick.cpulists import chosen
+from sidekick.cpulists import active_choice
 from sidekick.setting import FileSetting, Host
 
 FOLDER = "/sys/kernel/mm/transparent_hugepage"
@@ -55,7 +55,7 @@ class TransparentHugepagesSetting(FileSetting):
     def read(self, host: Host, setting: str) -> str | None:
         """Return the value in force."""
         found = super().read(host, setting)
-        return None if found is None else chosen(found)
+        return None if found is None else active_choice(found)
 
     def path(self, setting: str) -> str:
         """Return the attribute of a setting."""

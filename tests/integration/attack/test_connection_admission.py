@@ -139,7 +139,7 @@ async def test_half_a_handshake_of_a_disconnected_client_costs_no_tls(
     """Regression: TLS took 0.25 ms for each connection that was already closed."""
     async with served(ConnectionLimits(), tmp_path) as (admission, port):
         begun: list[object] = []
-        monkeypatch.setattr(admission._handshakes, "_begin", begun.append)
+        monkeypatch.setattr(admission._handshakes, "_begin_handshake", begun.append)
         with ExitStack() as stack:
             for _ in range(20):
                 came(stack, port, ATTACKER, HELLO).close()
@@ -199,9 +199,9 @@ async def test_the_network_of_an_authenticated_caller_is_not_suspect(tmp_path: P
         tls.install(context, authority.credential(CertificateSubject("user", "ann"), ""))
         now = asyncio.get_running_loop().time()
         admission._suspects.add(USER, now)
-        assert admission._suspects.has(USER, now)
+        assert admission._suspects.is_suspect(USER, now)
         _, writer = await asyncio.open_connection(USER, port, ssl=context)
-        await until(lambda: not admission._suspects.has(USER, now))
+        await until(lambda: not admission._suspects.is_suspect(USER, now))
         writer.close()
 
 

@@ -20,7 +20,7 @@ from sidekick.record import Target
 from sidekick.report import SettingChange, WantedSetting
 from sidekick.settings import SETTINGS
 from sidekick.settings.hugepages import Hugepages, HugepagesSetting
-from sidekick.settings.kernel import ALLOWED, VOIDS_LIMITS, KernelSetting
+from sidekick.settings.kernel import ALLOWED, CONTROLLERS_OF_LIMITS, KernelSetting
 from sidekick.settings.sysctl import SysctlSetting
 
 ACTIONS = {"vm.drop_caches", "vm.compact_memory"}
@@ -106,7 +106,7 @@ def test_only_harmless_arguments_pass(key: str, value: str) -> None:
         if not KernelSetting().check(a_profile(cmdline=(argument,))):
             name = argument.partition("=")[0]
             assert name in ALLOWED
-            assert name != "cgroup_disable" or not VOIDS_LIMITS & set(value.split(","))
+            assert name != "cgroup_disable" or not CONTROLLERS_OF_LIMITS & set(value.split(","))
             assert split(argument) == [argument]
             assert not set(argument) & set(" \t\n\r\"'$`;&|<>\\(){}*?[]!#~\0")
 

@@ -12,15 +12,15 @@ import msgspec
 from msgspec.structs import FieldInfo
 
 from wire.errors import InvalidInput
-from wire.type_shapes import arm, is_number, is_struct, strip
+from wire.type_shapes import is_number, is_struct, union_member, without_annotations
 from wire.units import Quantity, quantity_of
 
 MAX_DEPTH = 32
-WRITTEN = "utf-8-sig"
+TEXT_ENCODING = "utf-8-sig"
 """Encoding of the files that people write: UTF-8; some editors put a byte-order mark before it."""
 
 
-def plain(document: Any, kind: Any) -> Any:
+def parse_quantities(document: Any, kind: Any) -> Any:
     """Return a document of `kind` with numbers for quantities that are written as text.
 
     Text that is no quantity stays unchanged: `violations` refuses it and lists what is accepted.
@@ -33,7 +33,7 @@ def _plain(value: Any, kind: Any, quantity: Quantity | None, depth: int) -> Any:
         return _number(value, kind, quantity)
     if depth >= MAX_DEPTH or not isinstance(value, dict | list):
         return value
-    bare, _ = strip(arm(value, kind))
+    bare, _ = without_annotations(union_member(value, kind))
     if isinstance(value, dict) and is_struct(bare):
         fields = {f.encode_name: f for f in msgspec.structs.fields(bare)}
         return {key: _field(item, fields.get(key), depth) for key, item in value.items()}

@@ -12,19 +12,19 @@ from typing import Any
 from wire.units import shown
 
 
-class DoubleKeyError(ValueError):
+class DuplicateKeyError(ValueError):
     """An object of a JSON document has a key twice."""
 
 
-def json_with_single_keys(text: str | bytes) -> Any:
-    """Return a JSON document as plain values; `DoubleKeyError` if an object has a key twice."""
+def json_with_unique_keys(text: str | bytes) -> Any:
+    """Return a JSON document as plain values; `DuplicateKeyError` if an object has a key twice."""
     return json.loads(text, object_pairs_hook=_without_double_keys)
 
 
 def _without_double_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a table; `DoubleKeyError` if a key is in it twice."""
+    """Return a JSON object as a table; `DuplicateKeyError` if a key is in it twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         double = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
-        raise DoubleKeyError(f"{shown(double)} is written twice")
+        raise DuplicateKeyError(f"{shown(double)} is written twice")
     return found
