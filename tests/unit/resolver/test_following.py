@@ -12,7 +12,7 @@ from virtual_time import run
 
 from control_plane.api.endpoints import Endpoints
 from control_plane.api.watch import MAX_JOBS_WATCHED, EndpointChanges
-from resolver.following import IDLE_S, ZoneFollower
+from resolver.endpoint_follower import IDLE_S, EndpointFollower
 from wire.errors import Busy, Unreachable
 
 
@@ -50,7 +50,7 @@ def following(scenario) -> None:
     async def main() -> None:
         front = Front()
         notified = []
-        follower = ZoneFollower(front.watch, lambda: notified.append(None))
+        follower = EndpointFollower(front.watch, lambda: notified.append(None))
         task = asyncio.create_task(follower.run())
         try:
             await scenario(front, follower)
@@ -66,7 +66,7 @@ def hosts(found: Endpoints | None) -> list[str]:
 
 
 def test_a_job_is_followed_from_the_first_request():
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         front.serve("web", 1, "a")
         assert hosts(await follower.get("web", 2)) == ["a"]
         front.serve("web", 2, "a", "b")
@@ -77,7 +77,7 @@ def test_a_job_is_followed_from_the_first_request():
 
 
 def test_a_job_that_is_added_does_not_wait_behind_those_that_do_not_change():
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         front.serve("web", 1, "a")
         front.serve("api", 1, "b")
         await follower.get("web", 2)
@@ -88,7 +88,7 @@ def test_a_job_that_is_added_does_not_wait_behind_those_that_do_not_change():
 
 
 def test_a_job_that_is_created_and_deleted_is_followed():
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         assert await follower.get("web", 2) is None
         front.serve("web", 7, "a")
         await asyncio.sleep(1)
@@ -103,7 +103,7 @@ def test_a_job_that_is_created_and_deleted_is_followed():
 def test_last_known_records_are_served_while_the_control_plane_is_down():
     """Clients keep the records that they had before the outage."""
 
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         front.serve("web", 1, "a")
         await follower.get("web", 2)
         front.away = True
@@ -122,7 +122,7 @@ def test_last_known_records_are_served_while_the_control_plane_is_down():
 
 
 def test_a_job_without_requests_is_no_longer_followed():
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         front.serve("web", 1, "a")
         front.serve("api", 1, "a")
         await follower.get("web", 2)
@@ -136,7 +136,7 @@ def test_a_job_without_requests_is_no_longer_followed():
 
 
 def test_more_jobs_than_one_call_takes_are_refused():
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         for i in range(MAX_JOBS_WATCHED):
             front.serve(f"job{i}", 1)
             assert hosts(await follower.get(f"job{i}", 2)) == []
@@ -150,7 +150,7 @@ def test_more_jobs_than_one_call_takes_are_refused():
 def test_a_flood_of_names_does_not_stop_the_answers():
     """A new name every 10 ms, and a control plane that takes 50 ms to answer."""
 
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         front.latency_s = 0.05
         front.serve("web", 1, "a")
 
@@ -173,7 +173,7 @@ def test_a_flood_of_names_does_not_stop_the_answers():
 
 @pytest.mark.behaviour("BUG-AG63")
 def test_invented_names_do_not_keep_clients_from_jobs():
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         front.serve("web", 1, "a")
         front.serve("api", 1, "b")
         assert hosts(await follower.get("web", 2)) == ["a"]

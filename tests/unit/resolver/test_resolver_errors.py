@@ -13,9 +13,9 @@ from test_dns import WEB
 
 from control_plane.api.endpoints import Endpoint, Endpoints
 from control_plane.api.watch import EndpointChanges
-from resolver import keeping, proxies
+from resolver import proxies, proxy_file
 from resolver.cli import main
-from resolver.following import ZoneFollower
+from resolver.endpoint_follower import EndpointFollower
 
 SERVICES = [proxies.service("web:http")]
 NO_SUCH_NAME = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -54,10 +54,10 @@ async def _known(
 
     loop = asyncio.get_running_loop()
     mocker.patch.object(loop, "getaddrinfo", side_effect=answer, return_value=[])
-    follower = ZoneFollower(watch)
+    follower = EndpointFollower(watch)
     following = asyncio.ensure_future(follower.run())
     try:
-        return await keeping.known_of(follower, SERVICES, 5.0)
+        return await proxy_file.usable_endpoints(follower, SERVICES, 5.0)
     finally:
         following.cancel()
 
