@@ -210,13 +210,13 @@ def test_suspicion_ends() -> None:
     """An address is not blocked for attempts of an hour ago."""
     suspects = Suspects()
     suspects.add("a", 0.0)
-    assert suspects.has("a", SUSPECT_S - 1)
-    assert not suspects.has("a", SUSPECT_S)
-    assert not suspects.has("b", 0.0)
-    suspects.proved("a", 1.0)
+    assert suspects.is_suspect("a", SUSPECT_S - 1)
+    assert not suspects.is_suspect("a", SUSPECT_S)
+    assert not suspects.is_suspect("b", 0.0)
+    suspects.record_proof("a", 1.0)
     suspects.add("a", PROVED_S)
-    assert not suspects.has("a", PROVED_S)
-    assert suspects.has("a", PROVED_S + 1)
+    assert not suspects.is_suspect("a", PROVED_S)
+    assert suspects.is_suspect("a", PROVED_S + 1)
 
 
 @pytest.mark.behaviour("BUG-HT2")
@@ -226,6 +226,6 @@ def test_suspects_are_bounded(count: int) -> None:
     suspects = Suspects()
     for number in range(count):
         suspects.add(str(number), float(number))
-        suspects.proved(str(number), float(number))
+        suspects.record_proof(str(number), float(number))
     assert len(suspects._until) == len(suspects._proved_until) == 4096
     assert suspects._until.keys() == {str(n) for n in range(count - 4096, count)}
