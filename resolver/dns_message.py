@@ -183,11 +183,11 @@ def _rrsets(records: Iterable[DnsRecord], zone: Zone) -> Sequence[dns.rrset.RRse
     sets: dict[tuple[str, str], list[str]] = {}
     for record in records:
         sets.setdefault((record.name, record.type), []).append(record.data)
-    found = []
+    rrsets = []
     for (name, kind), data in sets.items():
         owner = dns.name.from_text(name, zone.name)
         rrset = dns.rrset.from_text_list(
             owner, zone.ttl_s, "IN", kind, data, origin=zone.name, relativize=False
         )
-        found.append(rrset)
-    return found
+        rrsets.append(rrset)
+    return rrsets

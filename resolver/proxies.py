@@ -60,14 +60,14 @@ def services(texts: Sequence[str]) -> list[ProxiedService]:
 
     Two backends with one name, or two listeners at one address, are no valid configuration.
     """
-    found = list(dict.fromkeys(service(text) for text in texts))
-    if (jobs := len({one.job for one in found})) > MAX_JOBS_WATCHED:
+    distinct = list(dict.fromkeys(service(text) for text in texts))
+    if (jobs := len({one.job for one in distinct})) > MAX_JOBS_WATCHED:
         raise InvalidInput(
             f"{jobs} jobs are more than one resolver follows ({MAX_JOBS_WATCHED})",
             hint="run several, each with a part of the jobs and its own --file",
         )
     named, listening = dict[str, ProxiedService](), dict[str, ProxiedService]()
-    for one in found:
+    for one in distinct:
         if (other := named.setdefault(one.name, one)) is not one:
             raise InvalidInput(
                 f"{_written(other)} and {_written(one)} would both be called {one.name}",
@@ -75,7 +75,7 @@ def services(texts: Sequence[str]) -> list[ProxiedService]:
             )
         if one.listen and (other := listening.setdefault(one.listen, one)) is not one:
             raise InvalidInput(f"{_written(other)} and {_written(one)} would listen at one address")
-    return found
+    return distinct
 
 
 def _written(one: ProxiedService) -> str:

@@ -19,7 +19,7 @@ from sidekick import boot, reboot
 from sidekick.boot import LINE
 from sidekick.journal import Began, Planned, Step, Undoing, Undone, Wrote
 from sidekick.observe import HostObservation, record_for_boot
-from sidekick.plan import undoable_to_start
+from sidekick.plan import with_value_before_run
 from sidekick.record import Target, Trial, failure_of
 from sidekick.report import ApplyOutcome, ProfileState, Report, SettingChange
 from sidekick.results import RunResults
@@ -116,7 +116,7 @@ class ApplyRun:
         self.observation.check_allowed(is_trial=self._trial_until is not None)
 
     def _claim(self) -> None:
-        """Put the originals, then the journal, on the disk: before the first write."""
+        """Store the originals, then the journal, before the first write."""
         observation = self.observation
         self._record = replace(observation.claim(self._record), trial=self._new_trial())
         if not observation.plan.changes and self._trial_until is None:
@@ -157,7 +157,10 @@ class ApplyRun:
         )
 
     def _add_missing_settings(self) -> None:
-        """Load the modules, then observe the host again. Raises `_ChangeFailed`."""
+        """Load modules that may add missing settings, then observe the host again.
+
+        Raises `_ChangeFailed` if settings are still missing.
+        """
         planned = {change.setting for change in self.observation.plan.changes}
         self._write(self.observation.changes_adding_settings)
         self.observation = observation = HostObservation(self._host, self._record, self._target)
@@ -172,19 +175,19 @@ class ApplyRun:
     def _write(self, changes: Iterable[SettingChange]) -> None:
         """Write changes, those of interdependent kinds in an order that the kernel accepts."""
         live = (change for change in changes if change.setting != LINE)
-        for depends, group in groupby(live, lambda c: setting_of(c.setting).interdependent):
-            left = list(group)
-            while left:
+        for interdependent, group in groupby(live, lambda c: setting_of(c.setting).interdependent):
+            remaining, undo = list(group), self.observation.undo if interdependent else None
+            while remaining:
                 try:
-                    write_all(left, self._make_change, self.observation.undo if depends else None)
+                    write_all(remaining, self._make_change, undo)
                     break
                 except _ChangeFailed as e:
-                    left.remove(self._leave_to_boot(e))
+                    remaining.remove(self._leave_to_boot(e))
 
     def _leave_to_boot(self, failed: _ChangeFailed) -> SettingChange:
-        """Leave an original that the kernel does not take back to the next boot.
+        """Leave to the next boot an original that the kernel refuses now.
 
-        Raises `failed` where the profile wants the value, or a boot would not bring it.
+        Raises `failed` if the profile wants the value, or if a boot does not restore it.
         """
         change = failed.change
         if (
@@ -216,9 +219,9 @@ class ApplyRun:
         self._persist(lambda: self._state.step(Wrote(setting=change.setting)))
 
     def _plan_boot_line(self) -> list[SettingChange]:
-        """Return the staging of the boot line, once the values that need a boot are known.
+        """Return the change of the boot line, now that the values that need a boot are known.
 
-        The record of sidekick's arguments is on the disk before the line is staged.
+        Sidekick's arguments are stored in the record before the line is staged.
         """
         changes = self.observation.plan_boot_line(self._results.names(ApplyOutcome.PENDING_REBOOT))
         if changes:
@@ -229,41 +232,41 @@ class ApplyRun:
         return changes
 
     def _interrupted_changes(self) -> list[SettingChange]:
-        """Return those changes of an interrupted run whose services may not be restarted yet."""
+        """Return the changes of an interrupted run that still need a restart of services."""
         changes = self._interrupted.began.changes if self._interrupted else ()
         return [change for change in changes if change.restarts]
 
     def _restart_services(self, *changes: Iterable[SettingChange]) -> None:
-        """Restart the services that the changes wait for, each once."""
+        """Restart each service that the changes need restarted, once."""
         units = [u for group in changes for change in group for u in change.restarts]
         for unit in dict.fromkeys(units):
             self._host.processes.run(["systemctl", "try-restart", unit], timeout_s=120.0)
 
     def _verify_all(self) -> None:
-        """Read every value again: one write may have changed what another had set.
+        """Read every value again: a write may have changed a value that was set before it.
 
-        Such a value is written again, as long as each round changes fewer values.
+        Such a value of an interdependent kind is written again, as long as each round has fewer.
         """
-        waits = {LINE} | self._results.names(ApplyOutcome.PENDING_REBOOT, ApplyOutcome.PARTIAL)
-        before: int | None = None
+        not_in_force = self._results.names(ApplyOutcome.PENDING_REBOOT, ApplyOutcome.PARTIAL)
+        last_count: int | None = None
         while True:
             self._observed_last = again = HostObservation(
                 self._host, self._record, self._target, is_written=True
             )
-            changed = [c for c in again.plan.changes if c.setting not in waits]
+            changed = [c for c in again.plan.changes if c.setting not in {LINE, *not_in_force}]
             if not changed:
                 break
-            lasting = [c for c in changed if not setting_of(c.setting).interdependent]
-            if lasting or (before is not None and len(changed) >= before):
-                change = (lasting or changed)[0]
+            independent = [c for c in changed if not setting_of(c.setting).interdependent]
+            if independent or (last_count is not None and len(changed) >= last_count):
+                change = (independent or changed)[0]
                 raise _ChangeFailed(
                     f"{change.setting} was set to {change.after!r} but reads "
                     f"{change.before!r} again"
                 )
-            before = len(changed)
+            last_count = len(changed)
             self._persist(partial(self._state.step, Planned(changes=tuple(changed))))
             written, found = self._results.written, self._observed_first.observed
-            self._write([undoable_to_start(change, written, found) for change in changed])
+            self._write([with_value_before_run(change, written, found) for change in changed])
         for report in again.verify():
             self._results.record_verified(report)
 
@@ -346,7 +349,7 @@ class ApplyRun:
         self._results.record_undone(change)
 
     def _return_to_applied(self) -> list[str]:
-        """Return to the recorded profile after an earlier, interrupted run of another one."""
+        """Apply the recorded profile again after an interrupted run of another one."""
         target = self._before.applied or Target()
         problems = HostObservation(self._host, self._record, target).apply_all()
         if not problems:
@@ -354,7 +357,7 @@ class ApplyRun:
         return problems
 
     def _report_failure(self, reason: str, *, undone: bool = True) -> Report:
-        """Remember and report a failure; the journal stays, for the caller to close."""
+        """Record and report a failure. The caller ends the journal."""
         failure = failure_of(self._target, reason, rolled_back=undone)
         self._record = replace(self._before if undone else self._record, failure=failure)
         try:

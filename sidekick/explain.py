@@ -57,28 +57,28 @@ def explain_setting(
     name: str,
 ) -> Explanation:
     """Return why a setting has its value. Raises `NotFound` where the profile does not set it."""
-    found = next((w for w in wanted if w.setting in (name, f"sysctl.{name}")), None)
-    if found is None:
+    chosen = next((w for w in wanted if w.setting in (name, f"sysctl.{name}")), None)
+    if chosen is None:
         part = name.rpartition(".")[2]
         near = sorted(w.setting for w in wanted if part and part in w.setting)
         hint = (
             f"near: {', '.join(near[:5])}" if near else f"`sidekick show {profile.name}` lists all"
         )
         raise NotFound(f"profile {profile.name} has no setting {name}", hint=hint)
-    setting = setting_of(found.setting)
-    now = setting.observe(host, [found.setting]).get(found.setting)
+    setting = setting_of(chosen.setting)
+    now = setting.observe(host, [chosen.setting]).get(chosen.setting)
     return Explanation(
-        setting=found.setting,
+        setting=chosen.setting,
         profile=profile.name,
-        wanted=found.value,
-        required=found.required,
-        source=found.source,
-        text=_lines_of(profile.texts, found.source),
+        wanted=chosen.value,
+        required=chosen.required,
+        source=chosen.source,
+        text=_lines_of(profile.texts, chosen.source),
         now=now,
-        lacking="" if now is not None else setting.why_missing(found.setting),
-        original=record.originals.get(found.setting),
-        needs=setting.needs(found.setting),
-        documents=_documents(found.setting),
+        lacking="" if now is not None else setting.why_missing(chosen.setting),
+        original=record.originals.get(chosen.setting),
+        needs=setting.needs(chosen.setting),
+        documents=_documents(chosen.setting),
     )
 
 

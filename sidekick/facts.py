@@ -116,18 +116,18 @@ def _nic_facts(fs: KernelFs) -> dict[str, Fact]:
 def read_location(fs: KernelFs) -> dict[str, Fact]:
     """Return the location of the machine, "" for unknown parts. Raises `ConfigError`."""
     try:
-        found = parse_toml(fs.find(LOCATION) or "")
+        location = parse_toml(fs.find(LOCATION) or "")
     except (ValueError, RecursionError) as e:
         raise ConfigError(
             f"{LOCATION} is not TOML: {e}", hint="`twine-agent join` writes it"
         ) from e
     names = {name: name.rpartition(".")[2] for name in FACTS if name.startswith("location.")}
     names["machine.type"] = "machine_type"
-    unknown = found.keys() - names.values()
-    if unknown or not all(isinstance(value, str) for value in found.values()):
+    unknown = location.keys() - names.values()
+    if unknown or not all(isinstance(value, str) for value in location.values()):
         known = ", ".join(sorted(names.values()))
         raise ConfigError(f"{LOCATION} may have only {known}, each as text")
-    return {fact: found.get(key, "") for fact, key in names.items()}
+    return {fact: location.get(key, "") for fact, key in names.items()}
 
 
 def vendor_of(cpuinfo: str) -> str:

@@ -55,17 +55,17 @@ def _findings_of(library: Library, name: str, facts: Facts, host: Host) -> list[
         return [Finding(name, Severity.NOTE, "", f"not on this host: {e}")]
     except TwineError as e:
         return [Finding(name, Severity.ERROR, "", str(e))]
-    found = [
+    findings = [
         Finding(name, Severity.ERROR, w.setting, f"{reason} ({w.source})")
         for w in target.wanted
         if (reason := why_out_of_range(w.setting.removeprefix("sysctl."), w.value))
     ]
-    found += [
+    findings += [
         Finding(name, Severity.NOTE, "", f"{text.path} is a template, checked as rendered here")
         for text in profile.texts
         if text.path.endswith(SUFFIX)
     ]
-    found += [
+    findings += [
         Finding(name, Severity.NOTE, setting, f"repeats a setting of {source}")
         for setting, source in _repeated_settings(library, profile, facts)
     ]
@@ -79,8 +79,8 @@ def _findings_of(library: Library, name: str, facts: Facts, host: Host) -> list[
         setting = setting_of(each.setting)
         effect = "cannot be applied here" if each.required else "unsupported here"
         reason = f"{effect}: {setting.why_missing(each.setting)} ({each.source})"
-        found.append(Finding(name, Severity.NOTE, each.setting, reason))
-    return found
+        findings.append(Finding(name, Severity.NOTE, each.setting, reason))
+    return findings
 
 
 def _repeated_settings(library: Library, profile: Profile, facts: Facts) -> list[tuple[str, str]]:
@@ -91,15 +91,15 @@ def _repeated_settings(library: Library, profile: Profile, facts: Facts) -> list
         parent = library.load(profile.lineage[1], facts)
     except TwineError:
         return []
-    found = []
+    repeated = []
     for kind, table in profile.sections.items():
         parents = _table_pairs(parent.sections.get(kind))
         for key, value in _table_pairs(table).items():
             name = f"{kind}.{key}"
             own = profile.sources.get(name, "").partition(":")[0] == profile.name
             if own and name in parent.sources and parents.get(key) == value:
-                found.append((name, parent.sources[name]))
-    return found
+                repeated.append((name, parent.sources[name]))
+    return repeated
 
 
 def _table_pairs(table: object) -> dict[str, object]:

@@ -32,7 +32,7 @@ what is set."""
 
 def decode_records(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
     """Return kind, place and answer of each record. Raises `ValueError` for a damaged file."""
-    found, at = [], data.index(b"\n") + 1
+    records, at = [], data.index(b"\n") + 1
     while at < len(data):
         end = data.index(b"\n", at)
         kind, *lengths = data[at:end].split()
@@ -40,8 +40,8 @@ def decode_records(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
         at = end + 1 + place + answer
         if at > len(data):
             raise ValueError("torn")
-        found.append((kind, data[end + 1 : at - answer], data[at - answer : at]))
-    return found
+        records.append((kind, data[end + 1 : at - answer], data[at - answer : at]))
+    return records
 
 
 def encode_record(kind: bytes, place: bytes, answer: bytes) -> bytes:
@@ -71,8 +71,8 @@ def read_again(kind: bytes, place: bytes) -> bytes | None:
     try:
         if kind == BYTES:
             return os.pread(fd, size, offset)
-        found = _read_all(fd, size)
-        return found if kind == WHOLE else None if kind == MISSING else comparable(place, found)
+        data = _read_all(fd, size)
+        return data if kind == WHOLE else None if kind == MISSING else comparable(place, data)
     finally:
         os.close(fd)
 
@@ -87,11 +87,11 @@ def comparable(place: bytes, text: bytes) -> bytes:
 
 
 def _read_all(fd: int, size: int) -> bytes:
-    found = part = os.read(fd, size)
+    data = part = os.read(fd, size)
     while part:
         part = os.read(fd, size)
-        found += part
-    return found
+        data += part
+    return data
 
 
 def _query_interface(place: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""One observation of the host: wanted values, found values, and the changes between them."""
+"""One observation of the host: wanted values, observed values, and the changes between them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ CGROUPS = "/sys/fs/cgroup"
 def record_for_boot(host: Host, record: Record) -> Record:
     """Return the record for this boot.
 
-    A boot resets what was set at run time, so those originals are dropped: the present values are
-    the host's own again, except those that outlive a boot. So are those of a device that replaced
-    another one of the same name.
+    A boot resets values that were set at run time, so their originals are dropped. Originals that
+    outlive a boot stay. In the same boot, originals of a replaced device are dropped.
     """
     if record.boot_id == host.hardware.boot_id:
         now = {name: setting_of(name).device(host, name) for name in record.devices}
@@ -62,12 +61,12 @@ class HostObservation:
         """
         self.host = host
         self.target = target
-        owned = [v for s, v in record.originals.items() if PANIC in setting_of(s).touches(s)]
-        self.boot = BootLine(host, record.boot, next(iter(owned), None))
+        panics = (v for s, v in record.originals.items() if PANIC in setting_of(s).touches(s))
+        self.boot = BootLine(host, record.boot, next(panics, None))
         self._contributions = contributions(target.wanted, self.boot.own)
         self._left = record.left if record.boot_id == host.hardware.boot_id else {}
-        own = [w.setting for w in target.wanted] + list(record.originals) + list(self._left)
-        names = own + [too for n in own for too in setting_of(n).side_effects(n)]
+        known = [w.setting for w in target.wanted] + list(record.originals) + list(self._left)
+        names = known + [effect for n in known for effect in setting_of(n).side_effects(n)]
         self.observed: dict[str, str | None] = {}
         self._settings = settings_of(names)
         for setting in self._settings:
@@ -146,21 +145,23 @@ class HostObservation:
         return replace(record, originals=originals, devices=devices)
 
     def _to_restore(self, record: Record, is_written: bool) -> dict[str, str | None]:
-        """Return the originals without values that a wanted setting of another kind changed.
+        """Return the originals without side effects of wanted settings, which stay.
 
-        Values that the applied profile set itself are restored before that setting is written.
+        Values that the applied profile set itself are restored too, before the wanted setting is
+        written.
         """
         applied = record.applied.wanted if record.applied and not is_written else ()
-        own = {wanted.setting for wanted in applied}
-        led: set[str] = set()
+        set_by_profile = {wanted.setting for wanted in applied}
+        side_effects: set[str] = set()
         for wanted in self.target.wanted:
             setting = setting_of(wanted.setting)
             now = self.observed.get(wanted.setting)
             original = record.originals.get(wanted.setting) or now
-            holds = is_written or (now is not None and setting.same(now, wanted.value))
-            if holds and original is not None and not setting.same(wanted.value, original):
-                led.update(setting.side_effects(wanted.setting))
-        return {k: v for k, v in record.originals.items() if k not in led - own}
+            in_force = is_written or (now is not None and setting.same(now, wanted.value))
+            if in_force and original is not None and not setting.same(wanted.value, original):
+                side_effects.update(setting.side_effects(wanted.setting))
+        kept = side_effects - set_by_profile
+        return {k: v for k, v in record.originals.items() if k not in kept}
 
     @property
     def names(self) -> set[str]:
@@ -175,7 +176,7 @@ class HostObservation:
         return [c for c in changes if setting_of(c.setting).adds_settings]
 
     def plan_boot_line(self, short: Iterable[str]) -> list[SettingChange]:
-        """Return the staging of the line; `short` are the settings that need the next boot."""
+        """Return the change of the boot line; `short` are the settings that need the next boot."""
         self.wanted = self.boot.wanted(self._contributions, short)
         return self.boot.plan(self.wanted)
 
@@ -237,7 +238,7 @@ class HostObservation:
 
 def tasks_of(host: Host) -> list[str]:
     """Return the units of tasks that run on this host: those whose cgroup has processes."""
-    found = []
+    units = []
     pending = [f"{CGROUPS}/{name}" for name in TASK_SLICES]
     while pending:
         folder = pending.pop()
@@ -245,7 +246,7 @@ def tasks_of(host: Host) -> list[str]:
             path = f"{folder}/{name}"
             if name.startswith("twine-task-") and name.endswith(".service"):
                 events = (host.fs.find(f"{path}/cgroup.events") or "").splitlines()
-                found += [name] if "populated 1" in events else []
+                units += [name] if "populated 1" in events else []
             elif name.endswith(".slice"):
                 pending.append(path)
-    return sorted(found)
+    return sorted(units)

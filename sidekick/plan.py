@@ -26,7 +26,7 @@ class ApplyPlan(msgspec.Struct, frozen=True):
 
     @property
     def needs(self) -> Disruption:
-        """The largest disruption, which puts all changes into force."""
+        """The largest disruption among the changes."""
         needs = (change.needs for change in self.changes)
         return max(needs, key=lambda need: need.rank, default=Disruption.LIVE)
 
@@ -74,10 +74,10 @@ def claims(names: Iterable[str], observed: Observed, originals: Observed) -> dic
     return {**originals, **new}
 
 
-def undoable_to_start(
+def with_value_before_run(
     change: SettingChange, written: Sequence[SettingChange], observed: Observed
 ) -> SettingChange:
-    """Return a change whose undo restores the value before the run."""
+    """Return a change with the value before the run, which its undo restores."""
     first = next((c for c in written if c.setting == change.setting), change)
     found = observed.get(change.setting)
     if first is not change:

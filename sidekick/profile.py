@@ -73,7 +73,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 class Library(msgspec.Struct, frozen=True):
-    """The profiles of this host: of files with one name the first folder's is used."""
+    """The profiles of this host. The first folder that has a profile provides it."""
 
     folders: Sequence[Path]
     settings: Mapping[str, Section]
@@ -81,12 +81,12 @@ class Library(msgspec.Struct, frozen=True):
 
     def names(self) -> list[str]:
         """Return the names of all profiles, sorted."""
-        found: set[str] = set()
+        known: set[str] = set()
         for folder in self.folders:
             with contextlib.suppress(OSError):  # missing, or not readable by this user
                 names = (_FILE_NAME.fullmatch(n) for n in os.listdir(folder))
-                found |= {match[1] for match in names if match}
-        return sorted(name for name in found if _NAME.fullmatch(name))
+                known |= {match[1] for match in names if match}
+        return sorted(name for name in known if _NAME.fullmatch(name))
 
     def load(self, name: str, facts: Facts) -> Profile:
         """Return a profile with its parents merged in, evaluated with these facts.
@@ -247,13 +247,13 @@ def _merge(files: Sequence[ProfileFile], kinds: Mapping[str, Section]) -> Profil
 def _sources_of(
     file: ProfileFile, at: tuple[str | int, ...], kind: str, table: Table
 ) -> dict[str, str]:
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for key, value in table.items():
-        found[f"{kind}.{key}"] = file.source_of((*at, key))
+        sources[f"{kind}.{key}"] = file.source_of((*at, key))
         if isinstance(value, dict):
             inner = _sources_of(file, (*at, key), f"{kind}.{key}", value)
-            found |= inner
+            sources |= inner
         if isinstance(value, list):
             texts = [(n, v) for n, v in enumerate(value) if isinstance(v, str)]
-            found |= {f"{kind}.{text}": file.source_of((*at, key, n)) for n, text in texts}
-    return found
+            sources |= {f"{kind}.{text}": file.source_of((*at, key, n)) for n, text in texts}
+    return sources

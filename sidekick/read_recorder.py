@@ -39,9 +39,9 @@ class RecordingFs(KernelFs, frozen=True):
 
     def exists(self, path: str) -> bool:
         """Return whether the kernel has this attribute."""
-        found = self.plain.exists(path)
-        self._record(look.EXISTS, path, b"%d" % found)
-        return found
+        exists = self.plain.exists(path)
+        self._record(look.EXISTS, path, b"%d" % exists)
+        return exists
 
     def read(self, path: str) -> str:
         """Return the attribute without surrounding white space."""
@@ -58,21 +58,21 @@ class RecordingFs(KernelFs, frozen=True):
 
     def find_bytes(self, path: str) -> bytes | None:
         """Return the bytes of a file."""
-        found = self.plain.find_bytes(path)
-        if found is None:
+        data = self.plain.find_bytes(path)
+        if data is None:
             self._record(look.MISSING, path, b"")
         else:
-            self._record(look.WHOLE, path, found)
-        return found
+            self._record(look.WHOLE, path, data)
+        return data
 
     def find_at(self, path: str, offset: int, size: int) -> bytes | None:
         """Return `size` bytes at an offset of a file."""
-        found = self.plain.find_at(path, offset, size)
-        if found is None:
+        data = self.plain.find_at(path, offset, size)
+        if data is None:
             self.unrecorded.append(path)
         else:
-            self._record(look.BYTES, f"{path} {offset} {size}", found)
-        return found
+            self._record(look.BYTES, f"{path} {offset} {size}", data)
+        return data
 
     def noticed(self, interface: str, command: int, answer: bytes) -> None:
         """Record the answer of a network interface."""
@@ -89,9 +89,9 @@ class RecordingFs(KernelFs, frozen=True):
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names in a folder."""
-        found = self.plain.names(path)
-        self._record(look.NAMES, path, "\n".join(found).encode())
-        return found
+        names = self.plain.names(path)
+        self._record(look.NAMES, path, "\n".join(names).encode())
+        return names
 
     def _record(self, kind: bytes, path: str, answer: bytes) -> None:
         place = os.fsencode(self.plain.path(path))

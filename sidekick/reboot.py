@@ -65,17 +65,17 @@ def recent(host: Host, reboots: RecordedReboots) -> RecordedReboots:
     The age of a reboot is the sum of the uptimes since: after a boot the clock may be wrong. For
     reboots that an earlier release recorded only the time is known; a time in the future counts.
     """
-    found: list[Rebooted | float] = []
+    counted: list[Rebooted | float] = []
     since_s = host.monotonic()
-    for each in reversed(reboots):
-        if isinstance(each, Rebooted):
-            if each.boot_id == host.hardware.boot_id:
+    for reboot in reversed(reboots):
+        if isinstance(reboot, Rebooted):
+            if reboot.boot_id == host.hardware.boot_id:
                 continue  # requested, but it did not happen
-            found += [each] if since_s < WINDOW_S else []
-            since_s += each.uptime_s
-        elif host.now() - each < WINDOW_S:
-            found.append(each)
-    return tuple(reversed(found))
+            counted += [reboot] if since_s < WINDOW_S else []
+            since_s += reboot.uptime_s
+        elif host.now() - reboot < WINDOW_S:
+            counted.append(reboot)
+    return tuple(reversed(counted))
 
 
 def with_this_boot(host: Host, reboots: RecordedReboots) -> RecordedReboots:

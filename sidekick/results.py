@@ -33,7 +33,7 @@ class RunResults:
         self.reports: dict[str, SettingReport] = {}
 
     def record_attempt(self, change: SettingChange) -> None:
-        """Record that a change is about to be written; only its last write counts."""
+        """Record that a change is about to be written, and drop an earlier write of its setting."""
         self.written = [c for c in self.written if c.setting != change.setting] + [change]
 
     def record_result(

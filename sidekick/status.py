@@ -129,7 +129,7 @@ def date_text(at: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
 def _report_of(
     host: Host, state: StateFolder, record: Record, reports: Sequence[SettingReport]
 ) -> Report:
-    """Return the report on a host without a running sidekick."""
+    """Return the report on a host on which no sidekick runs."""
     target, last = record.applied or Target(), state.read_status()
     profile_state, detail = state_of(reports, target.name), ""
     unfinished = state.unfinished()

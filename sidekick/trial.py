@@ -80,9 +80,10 @@ def _start_timer(host: Host, for_s: float, revert: list[str]) -> None:
 
 
 def _reset_timer(host: Host, state: StateFolder, revert: list[str]) -> None:
-    """Set the timer to the end of the recorded trial: an earlier one, or one that is half undone.
+    """Set the timer to the end of the trial in the record; stop it if there is none.
 
-    Without a trial it stops the timer. If that fails, the verify timer ends the trial.
+    After a failed `try` that is an earlier trial, or this one if it could not be undone. If this
+    fails, the verify timer ends the trial.
     """
     with contextlib.suppress(TwineError):
         trial = state.load().trial

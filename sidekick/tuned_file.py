@@ -56,9 +56,9 @@ _CONDITIONS = frozenset({"uname_regex", "cpuinfo_regex"})
 
 def instances_of(lines: list[TunedLine], variables: dict[str, str]) -> dict[str, TunedInstance]:
     """Return the instances by the names of their sections, each with its condition."""
-    found: dict[str, TunedInstance] = {}
+    instances: dict[str, TunedInstance] = {}
     for line in lines:
-        instance = found.setdefault(line.section, TunedInstance(line.section))
+        instance = instances.setdefault(line.section, TunedInstance(line.section))
         if line.section in ("main", "variables"):
             continue
         if line.key == "type":
@@ -74,7 +74,7 @@ def instances_of(lines: list[TunedLine], variables: dict[str, str]) -> dict[str,
                 instance.condition = " and ".join(both)
             except CannotConvertError as e:
                 instance.refused = f"holds only where {line.key} matches: {e}"
-    return found
+    return instances
 
 
 def sets_nothing(line: TunedLine, instance: TunedInstance, *, inherits: bool) -> bool:
@@ -116,6 +116,7 @@ def _condition_of(key: str, regex: str) -> str:
 
 
 def substituted(value: str, variables: dict[str, str]) -> str:
+    """Return a value with its `${NAME}` replaced. Raises `CannotConvertError` if one is unknown."""
     for _ in range(8):
         value = _VARIABLE.sub(lambda m: variables.get(m[1], m[0]), value)
     if "${" in value:

@@ -1,5 +1,6 @@
-"""Runs without an operator: after a boot, by the timer, at the end of a trial, and again after a
-run that changed the facts of its own profile.
+"""Runs without an operator: after a boot, by the timer, and at the end of a trial.
+
+A run that changed the facts of its own profile is also repeated here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sidekick.status import verify
 from sidekick.targets import render_again
 
 MAX_ROUNDS = 3
-"""A setting can change the facts of another one, and that one the facts of a third; no more."""
+"""A setting can change the facts of a second one, and that one the facts of a third."""
 
 
 def resume(host: Host, state: StateFolder) -> Report:

@@ -35,7 +35,7 @@ from wire.pending import PendingConnection, PendingConnections, first_byte, is_d
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 32
+_ACCEPTED_AT_ONCE = 32
 """Connections that are accepted before other work of the event loop (about 20 us each)."""
 _SWEEP_S = 1.0
 """Time from an event of a connection to the next sweep; the least time between two sweeps."""
@@ -109,10 +109,10 @@ class ConnectionAdmission:
         pending = len(self._pending)
         return pending + len(self._connections), pending + len(self._anonymous)
 
-    # -- coming in
+    # -- accepting
 
     def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 sock, name = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -130,7 +130,7 @@ class ConnectionAdmission:
         Otherwise the listening socket stays readable and the event loop spins.
         """
         self._count_closed("no descriptor is left")
-        if not self._close_one_pending(""):
+        if not self._close_oldest():
             os.close(self._spare)
             try:
                 self._listener.accept()[0].close()
@@ -147,9 +147,9 @@ class ConnectionAdmission:
         address, network = origin_of(sock, name)
         is_full = len(self._pending) >= self.limits.pending
         if len(self._pending.of(network)) >= self.limits.unproved_per_address:
-            has_room = self._close_one_pending(network)
+            has_room = self._close_oldest_of(network)
         elif is_full or self.count()[0] >= self.limits.connections:
-            has_room = self._close_one_pending("")
+            has_room = self._close_oldest()
         else:
             has_room = True
         if not has_room:
@@ -162,40 +162,32 @@ class ConnectionAdmission:
         if self._is_silent(pending):
             self._loop.add_reader(sock.fileno(), self._is_silent, pending)
 
-    def _close_one_pending(self, network: str) -> bool:
-        """Close the oldest pending connection of a network, and return whether there was one.
+    def _close_oldest(self) -> bool:
+        """Close a pending connection, else an idle anonymous one; return whether there was one.
 
-        With an empty `network`: the oldest of all, else an idle anonymous one. Networks that
-        wasted a place before go first, then silent connections: an honest client sends at once.
-        Whether bytes have arrived is checked before closing.
+        Networks that wasted a place before go first, then silent connections: an honest client
+        sends at once. Whether bytes have arrived is checked before closing.
         """
-        pending = self._pending
-        if not network:
-            suspects, now = self._suspects, self._loop.time()
-            while (connection := pending.next_to_close(suspects, now)) is not None:
-                if (
-                    connection not in pending.silent
-                    or self._is_silent(connection)
-                    or connection not in pending
-                ):
-                    self._close(connection, "there are too many")
-                    return True
-            return self._close_oldest_idle(self._anonymous.largest())
-        known = pending.of(network)
-        silent = (
-            connection
-            for connection in list(known)
-            if connection in pending.silent and self._is_silent(connection)
-        )
-        closing = next(silent, None) or next(iter(known), None)
-        if closing is None:
-            return False
-        self._close(closing, "there are too many")
-        return True
+        pending, suspects, now = self._pending, self._suspects, self._loop.time()
+        while (oldest := pending.next_to_close(suspects, now)) is not None:
+            if oldest not in pending.silent or self._is_silent(oldest) or oldest not in pending:
+                self._close(oldest, "there are too many")
+                return True
+        return self._close_oldest_idle(self._anonymous.largest())
+
+    def _close_oldest_of(self, network: str) -> bool:
+        """Close the oldest pending connection of a network, a silent one first, if there is one."""
+        known, silent = self._pending.of(network), self._pending.silent
+        still_silent = (one for one in list(known) if one in silent and self._is_silent(one))
+        oldest = next(still_silent, None) or next(iter(known), None)
+        if oldest is not None:
+            self._close(oldest, "there are too many")
+        return oldest is not None
 
     def _is_silent(self, pending: PendingConnection) -> bool:
-        """Return whether a pending connection sent no byte. If it did, begin its handshake; if
-        it ended, close it.
+        """Return whether a pending connection sent no byte.
+
+        If it did, its handshake is queued; if it ended, it is closed.
         """
         byte = first_byte(pending.sock)
         if byte is None:
@@ -250,7 +242,7 @@ class ConnectionAdmission:
             self._close(idle, "there are too many")
         return idle is not None
 
-    # -- going
+    # -- closing
 
     def _remove(self, connection: HttpConnection) -> None:
         if self._connections.pop(connection, self) is self:

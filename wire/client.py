@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from wire.decoding import decoded
+from wire.decoding import decode_in_parts
 from wire.duplex import HEARTBEAT_S, MAX_FRAME_BYTES, Duplex, Socket
 from wire.error_text import why
 from wire.errors import (
@@ -50,7 +50,7 @@ _LIMITS = {Lane.COMMAND: 100, Lane.POLL: 16, Lane.READER: 100}
 """Connections to one server."""
 
 
-def _lane(route: Route) -> Lane:
+def _lane_of(route: Route) -> Lane:
     if route.stream_out or route.stream_in:
         return Lane.READER
     return Lane.POLL if route.is_waiting else Lane.COMMAND
@@ -176,17 +176,17 @@ class WireClient:
         """Return the route's response; raise what the server raised, or `Unreachable`."""
         data: Any = stream if body is None else msgspec.json.encode(body)
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
-        lane, path = _lane(route), route.url(**parameters)
+        lane, path = _lane_of(route), route.url(**parameters)
         request = self._request(lane, route.method, path, self.headers(), timeout, data)
         async with request as response:
-            answer = await self._answer(route, response)
+            answer = await self._read_answer(route, response)
             self.on_answer(response.headers)
             if response.status >= 300:
                 raise _refusal(route, response.status, answer)
         if route.response is None:
             return None
         try:
-            return await decoded(answer, route.response)
+            return await decode_in_parts(answer, route.response)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
             raise ProtocolError(
                 f"{self.endpoint} answered {route.name} with an unknown format",
@@ -199,7 +199,7 @@ class WireClient:
         request = self._request(Lane.READER, route.method, path, self.headers(), timeout)
         async with request as response:
             if response.status >= 300:
-                raise _refusal(route, response.status, await self._answer(route, response))
+                raise _refusal(route, response.status, await self._read_answer(route, response))
             async for chunk in response.content.iter_any():
                 yield chunk
 
@@ -234,7 +234,7 @@ class WireClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             raise self._connect_error(route.method, path, e) from e
 
-    async def _answer(self, route: Route, response: aiohttp.ClientResponse) -> bytes:
+    async def _read_answer(self, route: Route, response: aiohttp.ClientResponse) -> bytes:
         """Return the whole answer. Raises `ProtocolError` above `max_answer_bytes`."""
         answer = bytearray()
         async for chunk in response.content.iter_any():

@@ -40,10 +40,10 @@ def config_of(document: Any, kind: type[T], name: str, relations: Sequence[Relat
     `name` is that of the document in errors; `relations` return contradictions between fields.
     """
     document = parse_quantities(document, kind)
-    found = [*violations(document, kind), *(e for of in relations for e in of(document))]
-    if found:
-        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
-        raise ConfigError(f"{name} is not valid: {listed}", errors=tuple(found))
+    errors = [*violations(document, kind), *(e for of in relations for e in of(document))]
+    if errors:
+        listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
+        raise ConfigError(f"{name} is not valid: {listed}", errors=tuple(errors))
     return msgspec.convert(document, kind)
 
 

@@ -20,8 +20,10 @@ Admit = Callable[[PendingConnection, asyncio.Transport], None]
 
 
 class _Acceptor(asyncio.Protocol):
-    """Placeholder protocol until TLS is established. The HTTP server's objects are not made
-    before: they refer to each other, so only the garbage collector would free them.
+    """Protocol of a connection until TLS is established.
+
+    The HTTP server's objects are created only then: they refer to each other, so only the garbage
+    collector would free those of a failed handshake.
     """
 
     def __init__(self, admit: Admit, pending: PendingConnection) -> None:
@@ -105,7 +107,7 @@ class Handshakes:
             e.__traceback__ = None  # breaks a cycle: its frames hold the future with the error
 
     def _end_handshake(self, pending: PendingConnection) -> None:
-        """Clean up after a handshake, however it ended, and begin the next of its network."""
+        """Clean up after a handshake, and begin the next one of its network."""
         network, pending.task = pending.network, None
         if pending in self._pending:
             self._end(pending, "the handshake failed")

@@ -91,7 +91,7 @@ def unix_socket(path: Path, group: str = "", *, is_shared: bool = False) -> sock
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_dead(path)
+        _remove_stale(path)
         mask = os.umask(0o177)
         try:
             sock.bind(str(path))
@@ -123,7 +123,7 @@ def local_socket(path: Path, *, is_shared: bool = False) -> Iterator[socket.sock
         path.unlink(missing_ok=True)
 
 
-def _remove_dead(path: Path) -> None:
+def _remove_stale(path: Path) -> None:
     if not path.exists():
         return
     if not stat.S_ISSOCK(path.stat().st_mode):

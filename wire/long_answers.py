@@ -14,8 +14,8 @@ from wire.connection import is_disconnected, on_disconnect
 log = logging.getLogger(__name__)
 
 READER_CHECK_S = 5.0
-"""How long a silent stream (a quiet log) outlives its reader at most, where no `HttpConnection`
-reports that the reader left."""
+"""Seconds between checks for a reader that left, where no `HttpConnection` reports it. A silent
+stream (a quiet log) outlives its reader by this time at most."""
 
 
 class CallerLeft(Exception):
@@ -39,8 +39,10 @@ async def until_caller_leaves(request: web.Request, work: Awaitable[Any]) -> Any
 async def answer_in_chunks(
     request: web.Request, chunks: AsyncIterator[bytes]
 ) -> web.StreamResponse:
-    """Answer in chunks. A failure before the first chunk is answered with a problem document. A
-    stream that breaks later ends without its end mark, so that the reader notices.
+    """Answer in chunks.
+
+    A failure before the first chunk is answered with a problem document. A stream that breaks later
+    ends without its end mark, so that the reader notices.
     """
     response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
     try:

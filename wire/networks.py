@@ -14,14 +14,16 @@ _UCRED = struct.Struct("3i")
 """pid, uid, gid: `struct ucred` of unix(7)."""
 _REMEMBERED = 4096
 SUSPECT_S = 60.0
+"""How long a network stays a suspect."""
 PROVED_S = 600.0
+"""How long a proved identity protects its network from suspicion."""
 
 
 class Suspects:
-    """Networks that recently took a place and did not use it.
+    """Networks whose connections recently took a place and did not use it.
 
-    The networks of a flood are soon among these, even thousands of addresses. A new caller is
-    not, nor is a network from which a caller recently proved an identity.
+    The networks of a flood are soon suspects, even thousands of them. A new caller is not a
+    suspect, nor is a network from which a caller recently proved an identity.
     """
 
     def __init__(self) -> None:

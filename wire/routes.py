@@ -107,7 +107,7 @@ def decode_json(
         if relations is not None:
             errors += relations(msgspec.json.decode(data) if plain is None else plain)
         if not errors:
-            _refuse_double_keys(data, what)
+            _refuse_duplicate_keys(data, what)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
         raise InvalidInput(f"{what} is not JSON: {e}") from e
     if errors:
@@ -115,7 +115,7 @@ def decode_json(
     return value
 
 
-def _refuse_double_keys(data: bytes, what: str) -> None:
+def _refuse_duplicate_keys(data: bytes, what: str) -> None:
     """Raise for a valid document in which an object has a key twice: the decoder hides one."""
     try:
         json_with_unique_keys(data)

@@ -230,7 +230,7 @@ class _Endpoint:
         if route.stream_in:
             stream = _receive_body(request)
         elif route.request is not None:
-            data = await _body(request, body_limit(route, peer))
+            data = await _read_body(request, body_limit(route, peer))
             # many bodies of one caller may have come meanwhile
             await self.fairness.computing.wait_for_share(peer)
             body = decode_json(data, route.request, "the request body", route.relations)
@@ -277,7 +277,7 @@ def refuse_repeated(query: MultiMapping[str]) -> None:
         )
 
 
-async def _body(request: web.Request, limit: int) -> bytes:
+async def _read_body(request: web.Request, limit: int) -> bytes:
     """Return the whole body. A small body has mostly arrived with its header."""
     content = request.content
     if not content.is_eof() or content.exception() is not None:

@@ -32,8 +32,8 @@ def union_member(value: Any, kind: Any) -> Any:
     Among tagged structs it is the one whose tag the value has.
     """
     bare = [without_annotations(one)[0] for one in union_members(kind)]
-    fitting = [one for one in bare if _holds(value, one)]
-    tagged = [one for one in fitting if is_struct(one) and _named_by(value, one)]
+    fitting = [one for one in bare if _accepts_container(value, one)]
+    tagged = [one for one in fitting if is_struct(one) and _has_tag_of(value, one)]
     return (tagged or fitting or [kind])[0]
 
 
@@ -48,12 +48,12 @@ def is_number(kind: Any) -> bool:
     return any(one in (int, float) for one in bare) and str not in bare
 
 
-def _holds(value: Any, kind: Any) -> bool:
+def _accepts_container(value: Any, kind: Any) -> bool:
     if isinstance(value, dict):
         return is_struct(kind) or get_origin(kind) is dict
     return isinstance(value, list) and get_origin(kind) is list
 
 
-def _named_by(value: Any, kind: Any) -> bool:
+def _has_tag_of(value: Any, kind: Any) -> bool:
     config = kind.__struct_config__
     return config.tag_field is not None and value.get(config.tag_field) == config.tag

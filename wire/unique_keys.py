@@ -18,13 +18,13 @@ class DuplicateKeyError(ValueError):
 
 def json_with_unique_keys(text: str | bytes) -> Any:
     """Return a JSON document as plain values; `DuplicateKeyError` if an object has a key twice."""
-    return json.loads(text, object_pairs_hook=_without_double_keys)
+    return json.loads(text, object_pairs_hook=_unique_pairs)
 
 
-def _without_double_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object as a table; `DuplicateKeyError` if a key is in it twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        double = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
-        raise DuplicateKeyError(f"{shown(double)} is written twice")
-    return found
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        duplicate = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+        raise DuplicateKeyError(f"{shown(duplicate)} is written twice")
+    return table

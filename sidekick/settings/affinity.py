@@ -61,10 +61,10 @@ class AffinitySetting(Setting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the values, of the processors of this host."""
-        found: Affinity = profile.sections[self.kind]
-        if found.nic_irq_threads is None:
+        table: Affinity = profile.sections[self.kind]
+        if table.nic_irq_threads is None:
             return []
-        parts = divide(host, found.nic_irq_threads, found.busy_loop_threads)
+        parts = divide(host, table.nic_irq_threads, table.busy_loop_threads)
         suffix = "" if parts else TOO_FEW
         parts = parts or Division((), (), ())
         by_use = {"irqs": parts.irqs, "busy": parts.busy, "workers": parts.workers}
@@ -145,12 +145,12 @@ def _cpus_near(host: Host, nic: str) -> list[int]:
 
 def _nic_irqs(host: Host) -> list[int]:
     """Return the interrupts of all interfaces; those of a virtio device are its parent's."""
-    found: set[int] = set()
+    irqs: set[int] = set()
     for nic in nic_names(host.fs):
         for folder in ("device/msi_irqs", "device/../msi_irqs"):
             names = host.fs.names(f"/sys/class/net/{nic}/{folder}")
-            found |= {int(name) for name in names if re.fullmatch(r"\d+", name)}
-    return sorted(irq for irq in found if host.fs.exists(_affinity_file(irq)))
+            irqs |= {int(name) for name in names if re.fullmatch(r"\d+", name)}
+    return sorted(irq for irq in irqs if host.fs.exists(_affinity_file(irq)))
 
 
 def _list_of_mask(mask: str) -> str:

@@ -59,19 +59,19 @@ class BpfSetting(FileSetting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each name that is not a key of a pinned map."""
-        found: Bpf = profile.sections[self.kind]
+        table: Bpf = profile.sections[self.kind]
         reason = "is not of the form MAP:KEY, with a map below /sys/fs/bpf and a number"
         return [
             FieldError(field=f"bpf.{MAPS}{place}", reason=f"{place!r} {reason}")
-            for place in found.maps
+            for place in table.maps
             if not _MAP_KEY.fullmatch(place)
         ]
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each key that is given."""
-        found: Bpf = profile.sections[self.kind]
-        given = {key: getattr(found, key) for key in FILES}
-        given |= {f"{MAPS}{place}": value for place, value in found.maps.items()}
+        table: Bpf = profile.sections[self.kind]
+        given = {key: getattr(table, key) for key in FILES}
+        given |= {f"{MAPS}{place}": value for place, value in table.maps.items()}
         return [
             self.value_of(profile, key, str(int(value)))
             for key, value in given.items()

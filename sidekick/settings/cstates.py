@@ -37,12 +37,12 @@ class CStatesSetting(Setting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the states of this host that take too long."""
-        found: CStates = profile.sections[self.kind]
-        if found.max_latency_us is None:
+        table: CStates = profile.sections[self.kind]
+        if table.max_latency_us is None:
             return []
         slow: dict[int, list[int]] = {}
         for cpu, state in _cpu_states(host):
-            if int(host.fs.find(_path(cpu, state, "latency")) or 0) > found.max_latency_us:
+            if int(host.fs.find(_path(cpu, state, "latency")) or 0) > table.max_latency_us:
                 slow.setdefault(state, []).append(cpu)
         return [self.value_of(profile, "max_latency_us", _states_text(slow), "cstates.disabled")]
 

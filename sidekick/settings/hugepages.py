@@ -91,13 +91,13 @@ class HugepagesSetting(FileSetting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return the contradictions of the table."""
-        wanted: Hugepages = profile.sections[self.kind]
+        table: Hugepages = profile.sections[self.kind]
         errors = []
-        given = [wanted.pages_1g, wanted.pages_2m, wanted.percent_of_memory]
+        given = [table.pages_1g, table.pages_2m, table.percent_of_memory]
         if given == [None] * 3 or (given[1] is not None and given[2] is not None):
             reason = "give pages_1g, or one of pages_2m and percent_of_memory, or both"
             errors.append(FieldError(field="hugepages", reason=reason))
-        for name, pages in (("pages_1g", wanted.pages_1g), ("pages_2m", wanted.pages_2m)):
+        for name, pages in (("pages_1g", table.pages_1g), ("pages_2m", table.pages_2m)):
             errors += [
                 FieldError(field=f"hugepages.{name}.{node}", reason="is not of the form node0")
                 for node in (pages if isinstance(pages, dict) else ())
@@ -107,21 +107,21 @@ class HugepagesSetting(FileSetting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the number of pages of each size and node."""
-        section: Hugepages = profile.sections[self.kind]
+        table: Hugepages = profile.sections[self.kind]
         memory = host.hardware.memory_bytes
-        pages = _pages_by_pool(section, nodes_of(host), memory)
+        pages = _pages_by_pool(table, nodes_of(host), memory)
         taken = sum(count * SIZES[name.split(".")[1]] for name, count in pages.items())
         _check_rest_of_memory(f"profile {profile.name}", taken, memory)
         options = {
-            "if_short": section.if_short,
-            "budget_s": str(section.budget_s),
+            "if_short": table.if_short,
+            "budget_s": str(table.budget_s),
             "memory_bytes": str(memory),
         }
         return [
             WantedSetting(
                 setting=name,
                 value=str(count),
-                required=section.required,
+                required=table.required,
                 source=profile.source_of("hugepages"),
                 options=options,
             )

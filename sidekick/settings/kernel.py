@@ -107,34 +107,34 @@ class KernelSetting(Setting):
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each argument that is malformed or may not be set."""
         errors = []
-        section: Kernel = profile.sections[self.kind]
-        for argument in section.cmdline:
+        table: Kernel = profile.sections[self.kind]
+        for argument in table.cmdline:
             reason = _why_refused(argument)
             if reason:
                 where = profile.source_of(f"kernel.{argument}")
                 text = f"{argument!r} {reason} (in {where})"
                 errors.append(FieldError(field=CMDLINE, reason=text))
-        if section.version is not None and not _RELEASE.fullmatch(section.version):
-            reason = f"{section.version!r} is not a kernel release"
+        if table.version is not None and not _RELEASE.fullmatch(table.version):
+            reason = f"{table.version!r} is not a kernel release"
             errors.append(FieldError(field=RELEASE, reason=reason))
         return errors
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return the arguments as one value, and the version."""
-        section: Kernel = profile.sections[self.kind]
-        found = []
-        if section.cmdline:
-            owners = [f"{a} of {profile.source_of(f'kernel.{a}')}" for a in section.cmdline]
-            line = " ".join(section.cmdline)
-            found.append(WantedSetting(setting=CMDLINE, value=line, source=", ".join(owners)))
-        if section.version is not None:
-            name = f"{RELEASE}.{section.version}"
-            found.append(self.value_of(profile, "version", section.version, name))
-        return found
+        table: Kernel = profile.sections[self.kind]
+        wanted = []
+        if table.cmdline:
+            owners = [f"{a} of {profile.source_of(f'kernel.{a}')}" for a in table.cmdline]
+            line = " ".join(table.cmdline)
+            wanted.append(WantedSetting(setting=CMDLINE, value=line, source=", ".join(owners)))
+        if table.version is not None:
+            name = f"{RELEASE}.{table.version}"
+            wanted.append(self.value_of(profile, "version", table.version, name))
+        return wanted
 
     def boot(self, wanted: Sequence[WantedSetting], own: str) -> list[Contribution]:  # noqa: ARG002
         """Return each argument, and the version."""
-        found = [
+        arguments = [
             Contribution(
                 settings=(CMDLINE,),
                 group=group_of(argument),
@@ -145,7 +145,7 @@ class KernelSetting(Setting):
             if w.setting == CMDLINE
             for argument in w.value.split()
         ]
-        return found + [
+        return arguments + [
             Contribution(
                 settings=(w.setting,), group=VERSION, arguments=(w.value,), source=w.source
             )
@@ -163,15 +163,15 @@ class KernelSetting(Setting):
 
     def observe(self, host: Host, settings: Iterable[str]) -> dict[str, str | None]:
         """Return the running line, and the running release where the wanted one is installed."""
-        found: dict[str, str | None] = {}
+        observed: dict[str, str | None] = {}
         for name in settings:
             if name == CMDLINE:
-                found[name] = host.fs.find("/proc/cmdline")
+                observed[name] = host.fs.find("/proc/cmdline")
             elif name.startswith(RELEASE):
                 release = host.hardware.kernel
-                there = name.endswith(f".{release}") or host.fs.exists(_kernel_image(name))
-                found[name] = release if there else None
-        return found
+                is_installed = name.endswith(f".{release}") or host.fs.exists(_kernel_image(name))
+                observed[name] = release if is_installed else None
+        return observed
 
     def plan(
         self,

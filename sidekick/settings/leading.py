@@ -31,13 +31,13 @@ class LeadingSetting(Setting):
         """Return the writes. Partners of a leader with a changed value keep the leader's values,
         unless the profile sets them.
         """
-        led = {
+        followers = {
             partner
             for w in wanted
             if not self.same(w.value, originals.get(w.setting) or observed.get(w.setting) or "")
             for partner in self.partners(w.setting)
         }
-        kept = {name: value for name, value in originals.items() if name not in led}
+        kept = {name: value for name, value in originals.items() if name not in followers}
         back = (
             WantedSetting(setting=name, value=value, source="back to the original")
             for name, value in kept.items()
@@ -51,10 +51,10 @@ class LeadingSetting(Setting):
                 if partner in targets and partner not in changes and now is not None:
                     changes[partner] = self.change(targets[partner], now)
         leaders = {p: name for name in changes for p in self.partners(name)}
-        found = (
+        noted = (
             self._with_options(c, observed, leaders.get(c.setting, "")) for c in changes.values()
         )
-        return sorted(found, key=lambda change: self.rank(change.setting))
+        return sorted(noted, key=lambda change: self.rank(change.setting))
 
     def undo(self, host: Host, change: SettingChange) -> None:
         """Restore the value before a change, and the values of its partners.

@@ -52,21 +52,21 @@ class ModulesSetting(Setting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return the modules that a profile may not load."""
-        found: Modules = profile.sections[self.kind]
+        table: Modules = profile.sections[self.kind]
         return [
             FieldError(
                 field="modules.load",
                 reason=f"{name} may not be set by a profile "
                 f"({profile.source_of(f'modules.{name}')})",
             )
-            for name in found.load
+            for name in table.load
             if name in REFUSED
         ]
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each module."""
-        found: Modules = profile.sections[self.kind]
-        return [self.value_of(profile, name, LOADED) for name in found.load]
+        table: Modules = profile.sections[self.kind]
+        return [self.value_of(profile, name, LOADED) for name in table.load]
 
     def why_missing(self, setting: str) -> str:
         """Return why a host cannot have it."""
@@ -80,17 +80,17 @@ class ModulesSetting(Setting):
         """Return the values of many modules; the lists of the kernel's modules are read once."""
         names = {setting: setting.removeprefix("modules.") for setting in settings}
         names = {setting: name for setting, name in names.items() if self.owns(setting)}
-        found: dict[str, str | None] = dict.fromkeys(names)
+        observed: dict[str, str | None] = dict.fromkeys(names)
         loaded = {s for s, name in names.items() if host.fs.exists(f"/sys/module/{name}")}
-        if loaded != found.keys():
+        if loaded != observed.keys():
             builtin = _modules_in(
                 host.fs.find(f"/lib/modules/{host.hardware.kernel}/modules.builtin")
             )
             loaded |= {setting for setting, name in names.items() if name in builtin}
-        if loaded != found.keys():
+        if loaded != observed.keys():
             installed = installed_modules(host)
-            found |= {setting: ABSENT for setting, name in names.items() if name in installed}
-        return found | dict.fromkeys(loaded, LOADED)
+            observed |= {setting: ABSENT for setting, name in names.items() if name in installed}
+        return observed | dict.fromkeys(loaded, LOADED)
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Load it, or unload what an earlier profile had loaded."""

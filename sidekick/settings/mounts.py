@@ -51,16 +51,16 @@ class MountsSetting(Setting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each key that is not a mount point."""
-        found: dict[str, MountOptions] = profile.sections[self.kind]
+        table: dict[str, MountOptions] = profile.sections[self.kind]
         return [
             FieldError(field=f"mounts.{point}", reason="must be an absolute path")
-            for point in found
+            for point in table
             if not _POINT.fullmatch(point) or ".." in point.split("/")
         ]
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each option that is given."""
-        found: dict[str, MountOptions] = profile.sections[self.kind]
+        table: dict[str, MountOptions] = profile.sections[self.kind]
         return [
             WantedSetting(
                 setting=f"mounts.{key}:{point}",
@@ -68,7 +68,7 @@ class MountsSetting(Setting):
                 required=options.required,
                 source=profile.source_of(f"mounts.{point}"),
             )
-            for point, options in found.items()
+            for point, options in table.items()
             for key, value in msgspec.structs.asdict(options).items()
             if key != "required" and value is not None
         ]

@@ -99,11 +99,11 @@ class NicSetting(LeadingSetting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the values for the interfaces of this host."""
-        found: Nic = profile.sections[self.kind]
-        given = msgspec.structs.asdict(found)
+        table: Nic = profile.sections[self.kind]
+        given = msgspec.structs.asdict(table)
         return [
             self.value_of(profile, key, value, name)
-            for nic in found.interfaces or nic_names(host.fs)
+            for nic in table.interfaces or nic_names(host.fs)
             for key in (*WORDS, *SWITCHES)
             if given[key] is not None
             for name, value in _resolve(host, nic, key, given[key])

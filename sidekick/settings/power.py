@@ -54,10 +54,10 @@ class PowerSetting(LeadingSetting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each malformed value."""
-        found: PowerFiles = profile.sections[self.kind]
+        table: PowerFiles = profile.sections[self.kind]
         errors = []
         for key in FILES:
-            given = getattr(found, key)
+            given = getattr(table, key)
             names = [given] if isinstance(given, str) else given
             if names is not None and not (names and all(map(_WORD.fullmatch, names))):
                 where = profile.source_of(f"power.{key}")

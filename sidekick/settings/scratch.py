@@ -76,8 +76,8 @@ class ScratchSetting(Setting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for a path with `..`."""
-        found: Scratch = profile.sections[self.kind]
-        paths = {"device": found.device or "", "mount": found.mount}
+        table: Scratch = profile.sections[self.kind]
+        paths = {"device": table.device or "", "mount": table.mount}
         return [
             FieldError(field=f"scratch.{key}", reason=f"{path!r} contains ..")
             for key, path in paths.items()
@@ -86,14 +86,14 @@ class ScratchSetting(Setting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the one value; the device is part of its name."""
-        found: Scratch = profile.sections[self.kind]
-        if found.device is None:
+        table: Scratch = profile.sections[self.kind]
+        if table.device is None:
             return []
-        kind: str = found.filesystem
-        if found.share is not None:
-            kind += f":{int(_size(host, found.device) * found.share) // MIB}"
-        value = " ".join([kind, "at", found.mount, *sorted(set(found.options))])
-        return [self.value_of(profile, "device", value, f"{NAME}.{found.device}")]
+        kind: str = table.filesystem
+        if table.share is not None:
+            kind += f":{int(_size(host, table.device) * table.share) // MIB}"
+        value = " ".join([kind, "at", table.mount, *sorted(set(table.options))])
+        return [self.value_of(profile, "device", value, f"{NAME}.{table.device}")]
 
     def needs(self, setting: str) -> Disruption:  # noqa: ARG002
         """Return that tasks may have files open on it."""

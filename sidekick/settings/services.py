@@ -60,9 +60,9 @@ class ServicesSetting(Setting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each service that is refused, or both running and stopped."""
-        found: Services = profile.sections[self.kind]
+        table: Services = profile.sections[self.kind]
         errors = []
-        for name in [*found.running, *found.stopped]:
+        for name in [*table.running, *table.stopped]:
             where = profile.source_of(f"services.{name}")
             reason = ""
             if REFUSED.fullmatch(name):
@@ -71,7 +71,7 @@ class ServicesSetting(Setting):
                 reason = f"{name} is a template: name an instance of it ({where})"
             if reason:
                 errors.append(FieldError(field="services", reason=reason))
-        for name in sorted({*found.running} & {*found.stopped}):
+        for name in sorted({*table.running} & {*table.stopped}):
             reason = f"{name} cannot both run and be stopped"
             errors.append(FieldError(field="services", reason=reason))
         return errors
@@ -81,9 +81,9 @@ class ServicesSetting(Setting):
 
         An alias is resolved first: two names of one service have one original.
         """
-        found: Services = profile.sections[self.kind]
+        table: Services = profile.sections[self.kind]
         wanted: dict[str, WantedSetting] = {}
-        for value, names in ((STOPPED, found.stopped), (RUNNING, found.running)):
+        for value, names in ((STOPPED, table.stopped), (RUNNING, table.running)):
             for name in names:
                 unit = services_of(host).load(name)
                 own = unit.name if unit else name

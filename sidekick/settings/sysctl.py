@@ -157,10 +157,10 @@ def _word_value(word: str) -> object:
 
 def values_of(profile: Profile) -> dict[str, SysctlValue]:
     """Return the section with every value in its long form."""
-    section: Section = profile.sections["sysctl"]
+    table: Section = profile.sections["sysctl"]
     return {
         name: value if isinstance(value, SysctlValue) else SysctlValue(value=value)
-        for name, value in section.items()
+        for name, value in table.items()
     }
 
 

@@ -53,8 +53,8 @@ class TurboSetting(Setting):
         boost = host.fs.find(GLOBAL)
         if boost is not None:
             return "on" if boost == "1" else "off"
-        found = {n: host.fs.read(_boost_file(n)) for n in _boost_policies(host)}
-        return join_values({n: "on" if v == "1" else "off" for n, v in found.items()}) or None
+        modes = {n: host.fs.read(_boost_file(n)) for n in _boost_policies(host)}
+        return join_values({n: "on" if v == "1" else "off" for n, v in modes.items()}) or None
 
     def write(self, host: Host, setting: str, value: str) -> None:  # noqa: ARG002
         """Set the mode with the switch that this host has."""
