@@ -102,7 +102,7 @@ def proxy(
     A file that ends in .j2 is a jinja2 template for another proxy (docs/discovery.md).
     """
     render = _render(kind)
-    wanted = proxies.services(services)
+    wanted = proxies.parse_services(services)
     if file is None and (check or reload):
         raise InvalidInput("--check and --reload are about a file", hint="add --file FILE")
     commands = _command_words("--check", check), _command_words("--reload", reload)
@@ -122,7 +122,7 @@ def _command_words(option: str, command: str) -> list[str]:
 
 def _render(kind: str) -> proxies.Render:
     if name := proxies.FORMATS.get(kind):
-        return proxies.shipped(name)
+        return proxies.shipped_template(name)
     if not kind.endswith(".j2"):
         raise InvalidInput(
             f"{kind!r} is not a known proxy; known are {', '.join(proxies.FORMATS)}",
@@ -132,7 +132,7 @@ def _render(kind: str) -> proxies.Render:
         text = Path(kind).read_text(TEXT_ENCODING)
     except (OSError, UnicodeDecodeError) as e:
         raise InvalidInput(f"cannot read template {kind}: {e}") from e
-    return proxies.template(text, kind)
+    return proxies.compile_template(text, kind)
 
 
 def _keep_file(

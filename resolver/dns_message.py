@@ -142,20 +142,20 @@ def encode_reply(reply: dns.message.Message, query: bytes, *, tcp: bool) -> byte
     A reply that does not fit loses its additional records. If it still does not fit it is marked
     as truncated, and the client repeats the query over TCP.
     """
-    room = TCP_PAYLOAD if tcp else _room(query)
+    limit = TCP_PAYLOAD if tcp else _udp_limit(query)
     try:
-        return reply.to_wire(max_size=room)
+        return reply.to_wire(max_size=limit)
     except dns.exception.TooBig:
         reply.additional = []
     try:
-        return reply.to_wire(max_size=room)
+        return reply.to_wire(max_size=limit)
     except dns.exception.TooBig:
         reply.answer, reply.authority = [], []
         reply.flags |= dns.flags.TC
-        return reply.to_wire(max_size=room)
+        return reply.to_wire(max_size=limit)
 
 
-def _room(query: bytes) -> int:
+def _udp_limit(query: bytes) -> int:
     """Return the limit of an answer over UDP in bytes: the client's, within our own."""
     try:
         parsed = dns.message.from_wire(query)
