@@ -173,7 +173,7 @@ class AgentClient(WireClient):
 
     def open_exec(self, task_id: str, asked: dict[str, str]) -> AbstractAsyncContextManager[Duplex]:
         """Run a command inside a task; `asked` are the parameters of the route."""
-        return self.converse(_ROUTE["exec_task"], task_id=task_id, **asked)
+        return self.open_duplex(_ROUTE["exec_task"], task_id=task_id, **asked)
 
     async def renew_identity(self) -> None:
         """Have the host fetch its next certificate; returns before it has the certificate."""

@@ -15,9 +15,9 @@ from msgspec import Meta
 
 from agent.api.network import DnsName, IpAddress
 from wire.errors import ConfigError
+from wire.quantity_fields import TEXT_ENCODING, parse_quantities
 from wire.toml_limits import parse_toml
 from wire.violations import violations
-from wire.written import WRITTEN, plain
 
 DEFAULT_PATH = Path("/etc/twine/agent.toml")
 
@@ -159,7 +159,7 @@ def drop_ins(path: Path) -> list[Path]:
 
 def _read(file: Path, *, needed: bool) -> dict[str, Any]:
     try:
-        values = plain(parse_toml(file.read_text(WRITTEN)), AgentConfig)
+        values = parse_quantities(parse_toml(file.read_text(TEXT_ENCODING)), AgentConfig)
     except FileNotFoundError as e:
         if not needed:
             return {}

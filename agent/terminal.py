@@ -21,7 +21,7 @@ import msgspec
 from agent.api.exec import STDERR, STDIN, STDOUT, TAKEN, ExecEnd, ExecWord, Window, taken_frame
 from wire.duplex import Duplex
 from wire.errors import HostError, TwineError, Unreachable, from_problem
-from wire.flow import Inflow, Outflow
+from wire.flow import ReceiveQueue, SendWindow
 
 _CHUNK = 32 << 10
 _SIGNAL = re.compile(r"SIG(?:(?P<number>\d+)|(?P<name>[A-Z0-9]+)(?:\+(?P<above>\d+))?)")
@@ -63,7 +63,7 @@ async def run_session(duplex: Duplex, *, terminal: bool, with_input: bool) -> in
     """
     loop = asyncio.get_running_loop()
     messages: set[asyncio.Task[None]] = set()
-    sending, shown = Outflow(), Inflow()
+    sending, shown = SendWindow(), ReceiveQueue()
 
     def send_message(word: ExecWord) -> None:
         sending = asyncio.ensure_future(duplex.send(msgspec.json.encode(word).decode()))
@@ -103,7 +103,7 @@ async def run_session(duplex: Duplex, *, terminal: bool, with_input: bool) -> in
 
 
 async def _outcome(
-    receiving: asyncio.Future[ExecEnd], showing: asyncio.Future[None], shown: Inflow
+    receiving: asyncio.Future[ExecEnd], showing: asyncio.Future[None], shown: ReceiveQueue
 ) -> ExecEnd:
     """Return the session's last message, after all earlier output is written.
 
@@ -120,7 +120,7 @@ async def _outcome(
     return await receiving
 
 
-async def _send_input(duplex: Duplex, sending: Outflow) -> None:
+async def _send_input(duplex: Duplex, sending: SendWindow) -> None:
     """Send standard input as fast as the command reads it, then the end of input."""
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[bytes](4)
 
@@ -139,24 +139,24 @@ async def _send_input(duplex: Duplex, sending: Outflow) -> None:
 
     threading.Thread(target=pump, name="stdin", daemon=True).start()
     while data := await lines.get():
-        await sending.room(len(data))
+        await sending.reserve(len(data))
         await duplex.send(bytes([STDIN]) + data)
     await duplex.send(msgspec.json.encode(ExecWord(end_of_input=True)).decode())
 
 
-async def _receive(duplex: Duplex, shown: Inflow, sending: Outflow) -> ExecEnd:
+async def _receive(duplex: Duplex, shown: ReceiveQueue, sending: SendWindow) -> ExecEnd:
     """Pass received output to `_write_output`; return the session's last message."""
     async for frame in duplex.frames():
         if isinstance(frame, str):
             return msgspec.json.decode(frame, type=ExecEnd)
         if frame[:1] == bytes([TAKEN]):
-            sending.taken(int.from_bytes(frame[1:], "big"))
+            sending.acknowledge(int.from_bytes(frame[1:], "big"))
         else:
             await shown.put(frame)
     raise Unreachable("the session ended before the command did")
 
 
-async def _write_output(duplex: Duplex, shown: Inflow) -> None:
+async def _write_output(duplex: Duplex, shown: ReceiveQueue) -> None:
     """Write the received output, and report the number of written bytes to the agent."""
     output = _Output()
     await duplex.send(taken_frame(0))
@@ -164,7 +164,7 @@ async def _write_output(duplex: Duplex, shown: Inflow) -> None:
         target = {STDOUT: 1, STDERR: 2}.get(frame[0] if frame else -1)
         if target is not None:
             await output.write(target, frame[1:])
-            await duplex.send(taken_frame(shown.took(len(frame) - 1)))
+            await duplex.send(taken_frame(shown.add_read(len(frame) - 1)))
 
 
 class _Output:

@@ -139,7 +139,7 @@ class ControlPlaneClient(
         self, job: str, index: int, command: list[str], *, tty: bool, window: Window
     ) -> AbstractAsyncContextManager[Duplex]:
         """Run a command inside a task; the last message of the stream is an `ExecEnd`."""
-        return self.converse(
+        return self.open_duplex(
             ROUTE["exec_task"],
             job=job,
             index=index,

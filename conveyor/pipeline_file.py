@@ -24,9 +24,9 @@ from conveyor.api import (
 )
 from conveyor.core import schedule
 from wire.errors import FieldError, InvalidInput
+from wire.quantity_fields import parse_quantities
 from wire.routes import invalid
 from wire.violations import MAX_ERRORS, violations
-from wire.written import plain
 
 T = TypeVar("T")
 _JOB_NAME_MAX = 56
@@ -38,7 +38,7 @@ def pipeline_spec(document: Any, what: str) -> PipelineSpec:
 
     Sizes and durations may be text with a unit (`10m`).
     """
-    document = plain(document, PipelineSpec)
+    document = parse_quantities(document, PipelineSpec)
     if errors := [*violations(document, PipelineSpec), *pipeline_relations(document)][:MAX_ERRORS]:
         error = invalid(errors, what)
         error.hint = "nothing was changed; docs/pipeline-file.md lists every key"

@@ -14,16 +14,17 @@ from dns import name as dns_name
 from dns.exception import DNSException
 
 from control_plane.cli.program import Program, Target, target_options
-from resolver import keeping, proxies
+from resolver import proxies
 from resolver.dns_message import Zone
 from resolver.dns_server import DnsServer
-from resolver.following import ZoneFollower
+from resolver.endpoint_follower import EndpointFollower
+from resolver.proxy_file import ProxyFile, keep_up_to_date, usable_endpoints
 from wire import log as logs
 from wire import units
 from wire.errors import Busy, InvalidInput, Unreachable
-from wire.written import WRITTEN
+from wire.quantity_fields import TEXT_ENCODING
 
-Work = Callable[[ZoneFollower, asyncio.Event], Awaitable[None]]
+Work = Callable[[EndpointFollower, asyncio.Event], Awaitable[None]]
 """A function of a follower, and of an event that is set with each change."""
 MAX_TTL_S = 3600
 FIRST_ANSWER_S = 5.0
@@ -58,12 +59,12 @@ def dns(target: Target, listen: str, zone: str, ttl: str) -> None:
     host, port = _address(listen)
     of = Zone(_zone(zone), _ttl(ttl))
 
-    async def work(follower: ZoneFollower, _: asyncio.Event) -> None:
+    async def work(follower: EndpointFollower, _: asyncio.Event) -> None:
         async with DnsServer(of, follower.get).listening(host, port) as chosen:
             click.echo(f"answers for {of.text()} at {host}:{chosen}", err=True)
             await asyncio.Event().wait()
 
-    _follow(target, work)
+    _run_with_follower(target, work)
 
 
 @main.command()
@@ -101,15 +102,18 @@ def proxy(
     A file that ends in .j2 is a jinja2 template for another proxy (docs/discovery.md).
     """
     render = _render(kind)
-    wanted = proxies.services(services)
+    wanted = proxies.parse_services(services)
     if file is None and (check or reload):
         raise InvalidInput("--check and --reload are about a file", hint="add --file FILE")
-    commands = _words("--check", check), _words("--reload", reload)
-    kept = keeping.ProxyFile(file, *commands) if file else None
-    _follow(target, _kept(render, wanted, kept) if kept else _printed(render, wanted))
+    commands = _command_words("--check", check), _command_words("--reload", reload)
+    if file is None:
+        work = _print_once(render, wanted)
+    else:
+        work = _keep_file(render, wanted, ProxyFile(file, *commands))
+    _run_with_follower(target, work)
 
 
-def _words(option: str, command: str) -> list[str]:
+def _command_words(option: str, command: str) -> list[str]:
     try:
         return shlex.split(command)
     except ValueError as e:
@@ -118,37 +122,37 @@ def _words(option: str, command: str) -> list[str]:
 
 def _render(kind: str) -> proxies.Render:
     if name := proxies.FORMATS.get(kind):
-        return proxies.shipped(name)
+        return proxies.shipped_template(name)
     if not kind.endswith(".j2"):
         raise InvalidInput(
             f"{kind!r} is not a known proxy; known are {', '.join(proxies.FORMATS)}",
             hint="for another one give a jinja2 template, a file that ends in .j2",
         )
     try:
-        text = Path(kind).read_text(WRITTEN)
+        text = Path(kind).read_text(TEXT_ENCODING)
     except (OSError, UnicodeDecodeError) as e:
         raise InvalidInput(f"cannot read template {kind}: {e}") from e
-    return proxies.template(text, kind)
+    return proxies.compile_template(text, kind)
 
 
-def _kept(
-    render: proxies.Render, wanted: Sequence[proxies.ProxiedService], file: keeping.ProxyFile
+def _keep_file(
+    render: proxies.Render, wanted: Sequence[proxies.ProxiedService], file: ProxyFile
 ) -> Work:
     """Return the work that keeps a file until it is cancelled."""
 
-    async def work(follower: ZoneFollower, changed: asyncio.Event) -> None:
+    async def work(follower: EndpointFollower, changed: asyncio.Event) -> None:
         click.echo(f"keeps {file.path}", err=True)
-        await keeping.keep(follower, changed, wanted, render, file)
+        await keep_up_to_date(follower, changed, wanted, render, file)
 
     return work
 
 
-def _printed(render: proxies.Render, wanted: Sequence[proxies.ProxiedService]) -> Work:
+def _print_once(render: proxies.Render, wanted: Sequence[proxies.ProxiedService]) -> Work:
     """Return the work that prints the configuration once."""
 
-    async def work(follower: ZoneFollower, _: asyncio.Event) -> None:
+    async def work(follower: EndpointFollower, _: asyncio.Event) -> None:
         try:
-            known = await keeping.known_of(follower, wanted, FIRST_ANSWER_S)
+            known = await usable_endpoints(follower, wanted, FIRST_ANSWER_S)
         except Busy as e:
             raise Unreachable(str(e)) from e
         click.echo(render(wanted, known), nl=False)
@@ -156,14 +160,14 @@ def _printed(render: proxies.Render, wanted: Sequence[proxies.ProxiedService]) -
     return work
 
 
-def _follow(target: Target, work: Work) -> None:
+def _run_with_follower(target: Target, work: Work) -> None:
     """Run `work` and a follower until the work ends or SIGTERM comes."""
 
     async def run() -> None:
         changed = asyncio.Event()
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(target.client())
-            follower = ZoneFollower(client.watch_endpoints, changed.set)
+            follower = EndpointFollower(client.watch_endpoints, changed.set)
             working = asyncio.ensure_future(work(follower, changed))
             following = asyncio.ensure_future(follower.run())
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)

@@ -55,13 +55,13 @@ class DnsQuestion:
     kind: str
     """`A`, `SRV`, …; `TYPE65280` for a type without a name."""
 
-    def about(self, zone: Zone) -> ZoneSubject | None:
+    def subject_in(self, zone: Zone) -> ZoneSubject | None:
         """Return the subject of the question; None if the name is not possible in the zone."""
         labels = self.name.relativize(zone.name).labels
         return subject([label.decode("ascii", "replace") for label in labels])
 
 
-def read(wire: bytes) -> DnsQuestion | dns.message.Message | None:
+def decode_query(wire: bytes) -> DnsQuestion | dns.message.Message | None:
     """Return the question, or the refusal to send, or None if no answer must be sent."""
     try:
         query = dns.message.from_wire(wire)
@@ -95,17 +95,17 @@ def _refusal(query: dns.message.Message, code: dns.rcode.Rcode) -> dns.message.M
     return reply
 
 
-def outside(question: DnsQuestion) -> dns.message.Message:
+def refused_reply(question: DnsQuestion) -> dns.message.Message:
     """Return the reply for a name outside the zone: this server does not recurse."""
     return _refusal(question.query, dns.rcode.REFUSED)
 
 
-def unknown(question: DnsQuestion) -> dns.message.Message:
+def servfail_reply(question: DnsQuestion) -> dns.message.Message:
     """Return the reply while the addresses of a job are unknown."""
     return _refusal(question.query, dns.rcode.SERVFAIL)
 
 
-def apex(question: DnsQuestion, zone: Zone) -> dns.message.Message:
+def apex_reply(question: DnsQuestion, zone: Zone) -> dns.message.Message:
     """Return the reply for the zone itself."""
     reply = _authoritative(question)
     if question.kind in ("SOA", "ANY"):
@@ -118,8 +118,8 @@ def apex(question: DnsQuestion, zone: Zone) -> dns.message.Message:
     return reply
 
 
-def answered(
-    question: DnsQuestion, zone: Zone, answer: DnsAnswer, random_: random.Random
+def answer_reply(
+    question: DnsQuestion, zone: Zone, answer: DnsAnswer, randomness: random.Random
 ) -> dns.message.Message:
     """Return the reply with these records in random order, because clients take the first."""
     reply = _authoritative(question)
@@ -129,33 +129,33 @@ def answered(
         reply.authority.append(_soa(zone))
         return reply
     mixed = list(answer.answers)
-    random_.shuffle(mixed)
+    randomness.shuffle(mixed)
     reply.answer.extend(_rrsets(mixed[:MAX_ANSWERS], zone))
     if len(mixed) <= MAX_ANSWERS:
         reply.additional.extend(_rrsets(answer.additional, zone))
     return reply
 
 
-def write(reply: dns.message.Message, query: bytes, *, tcp: bool) -> bytes:
+def encode_reply(reply: dns.message.Message, query: bytes, *, tcp: bool) -> bytes:
     """Return the reply as bytes.
 
     A reply that does not fit loses its additional records. If it still does not fit it is marked
     as truncated, and the client repeats the query over TCP.
     """
-    room = TCP_PAYLOAD if tcp else _room(query)
+    limit = TCP_PAYLOAD if tcp else _udp_limit(query)
     try:
-        return reply.to_wire(max_size=room)
+        return reply.to_wire(max_size=limit)
     except dns.exception.TooBig:
         reply.additional = []
     try:
-        return reply.to_wire(max_size=room)
+        return reply.to_wire(max_size=limit)
     except dns.exception.TooBig:
         reply.answer, reply.authority = [], []
         reply.flags |= dns.flags.TC
-        return reply.to_wire(max_size=room)
+        return reply.to_wire(max_size=limit)
 
 
-def _room(query: bytes) -> int:
+def _udp_limit(query: bytes) -> int:
     """Return the limit of an answer over UDP in bytes: the client's, within our own."""
     try:
         parsed = dns.message.from_wire(query)
@@ -183,11 +183,11 @@ def _rrsets(records: Iterable[DnsRecord], zone: Zone) -> Sequence[dns.rrset.RRse
     sets: dict[tuple[str, str], list[str]] = {}
     for record in records:
         sets.setdefault((record.name, record.type), []).append(record.data)
-    found = []
+    rrsets = []
     for (name, kind), data in sets.items():
         owner = dns.name.from_text(name, zone.name)
         rrset = dns.rrset.from_text_list(
             owner, zone.ttl_s, "IN", kind, data, origin=zone.name, relativize=False
         )
-        found.append(rrset)
-    return found
+        rrsets.append(rrset)
+    return rrsets

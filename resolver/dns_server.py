@@ -22,7 +22,7 @@ from wire.errors import Busy, ConfigError
 log = logging.getLogger(__name__)
 
 Find = Callable[[str, float], Awaitable[Endpoints | None]]
-"""`Follower.get`."""
+"""`EndpointFollower.get`."""
 
 FIRST_ANSWER_S = 2.0
 """Longest wait for the first addresses of a job; stub resolvers wait 5 s (resolv.conf(5))."""
@@ -36,41 +36,41 @@ IDLE_S = 10.0
 class DnsServer:
     """Answers DNS queries with the addresses that `find` returns."""
 
-    def __init__(self, zone: Zone, find: Find, random_: random.Random | None = None) -> None:
+    def __init__(self, zone: Zone, find: Find, randomness: random.Random | None = None) -> None:
         self._zone = zone
         self._find = find
-        self._random = random_ or random.Random()
+        self._random = randomness or random.Random()
         self._pending: set[asyncio.Task[None]] = set()
         self._connections = 0
 
     async def reply_to(self, wire: bytes, *, tcp: bool) -> bytes | None:
         """Return the answer to a message; None if none must be sent."""
-        question = dns_message.read(wire)
+        question = dns_message.decode_query(wire)
         if question is None:
             return None
         reply = await self._reply(question) if isinstance(question, DnsQuestion) else question
-        return dns_message.write(reply, wire, tcp=tcp)
+        return dns_message.encode_reply(reply, wire, tcp=tcp)
 
     async def _reply(self, question: DnsQuestion) -> dns.message.Message:
         zone = self._zone
         if not question.name.is_subdomain(zone.name):
-            return dns_message.outside(question)
+            return dns_message.refused_reply(question)
         if question.name == zone.name:
-            return dns_message.apex(question, zone)
-        about = question.about(zone)
-        if about is None:
-            return dns_message.answered(question, zone, NO_SUCH_NAME, self._random)
+            return dns_message.apex_reply(question, zone)
+        subject_in = question.subject_in(zone)
+        if subject_in is None:
+            return dns_message.answer_reply(question, zone, NO_SUCH_NAME, self._random)
         try:
-            endpoints = await self._find(about.job, FIRST_ANSWER_S)
+            endpoints = await self._find(subject_in.job, FIRST_ANSWER_S)
         except Busy:
-            return dns_message.unknown(question)
-        found = answer(about, question.kind, endpoints)
+            return dns_message.servfail_reply(question)
+        found = answer(subject_in, question.kind, endpoints)
         try:
-            return dns_message.answered(question, zone, found, self._random)
+            return dns_message.answer_reply(question, zone, found, self._random)
         except dns.exception.DNSException as e:
-            why = f"a task of job {about.job} has an address that DNS cannot hold: {e}"
+            why = f"a task of job {subject_in.job} has an address that DNS cannot hold: {e}"
             log.warning("a question cannot be answered", extra={"why": why})
-            return dns_message.unknown(question)
+            return dns_message.servfail_reply(question)
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:

@@ -43,7 +43,7 @@ class ProxiedService:
         return f"{self.job}-{self.port}"
 
 
-def service(text: str) -> ProxiedService:
+def parse_service(text: str) -> ProxiedService:
     """Return the service of `web:http` or `web:http=:8080`, or raise `InvalidInput`."""
     target, given, listen = text.partition("=")
     job, colon, port = target.partition(":")
@@ -55,30 +55,32 @@ def service(text: str) -> ProxiedService:
     return ProxiedService(job, port, listen)
 
 
-def services(texts: Sequence[str]) -> list[ProxiedService]:
+def parse_services(texts: Sequence[str]) -> list[ProxiedService]:
     """Return the services of these texts without duplicates; raise `InvalidInput` on a conflict.
 
     Two backends with one name, or two listeners at one address, are no valid configuration.
     """
-    found = list(dict.fromkeys(service(text) for text in texts))
-    if (jobs := len({one.job for one in found})) > MAX_JOBS_WATCHED:
+    distinct = list(dict.fromkeys(parse_service(text) for text in texts))
+    if (jobs := len({one.job for one in distinct})) > MAX_JOBS_WATCHED:
         raise InvalidInput(
             f"{jobs} jobs are more than one resolver follows ({MAX_JOBS_WATCHED})",
             hint="run several, each with a part of the jobs and its own --file",
         )
     named, listening = dict[str, ProxiedService](), dict[str, ProxiedService]()
-    for one in found:
+    for one in distinct:
         if (other := named.setdefault(one.name, one)) is not one:
             raise InvalidInput(
-                f"{_written(other)} and {_written(one)} would both be called {one.name}",
+                f"{_service_text(other)} and {_service_text(one)} would both be called {one.name}",
                 hint="name each port of a job once",
             )
         if one.listen and (other := listening.setdefault(one.listen, one)) is not one:
-            raise InvalidInput(f"{_written(other)} and {_written(one)} would listen at one address")
-    return found
+            raise InvalidInput(
+                f"{_service_text(other)} and {_service_text(one)} would listen at one address"
+            )
+    return distinct
 
 
-def _written(one: ProxiedService) -> str:
+def _service_text(one: ProxiedService) -> str:
     return f"{one.job}:{one.port}" + (f"={one.listen}" if one.listen else "")
 
 
@@ -89,7 +91,7 @@ Known = Mapping[str, Endpoints | None]
 Render = Callable[[Sequence[ProxiedService], Known], str]
 
 
-def template(text: str, name: str) -> Render:
+def compile_template(text: str, name: str) -> Render:
     """Return a function that renders a jinja2 template; `name` is for errors.
 
     The template gets `head` (a comment) and `services`. A service has `job`, `port`, `name`,
@@ -117,9 +119,9 @@ def template(text: str, name: str) -> Render:
     return render
 
 
-def shipped(name: str) -> Render:
+def shipped_template(name: str) -> Render:
     """Return a function that renders one of our templates, given its file name."""
-    return template((_TEMPLATES / name).read_text(), name)
+    return compile_template((_TEMPLATES / name).read_text(), name)
 
 
 FORMATS: Mapping[str, str] = {"haproxy": "haproxy.cfg.j2", "nginx": "nginx.conf.j2"}

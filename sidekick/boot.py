@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from sidekick import loaders
 from sidekick.bootline import (
     GUARD,
     GUARD_ARGUMENT,
@@ -22,10 +21,11 @@ from sidekick.bootline import (
     group_in,
     in_force,
     leftovers,
-    taken,
+    owned_groups,
     tokens_of,
-    without,
+    without_owned,
 )
+from sidekick.loaders import find_loader
 from sidekick.loaders.entry import Entry
 from sidekick.record import OwnedGroup
 from sidekick.report import ApplyOutcome, Disruption, SettingChange, SettingReport
@@ -61,16 +61,16 @@ class WantedBoot(msgspec.Struct, frozen=True):
     groups: Mapping[str, tuple[str, ...]]
     owned: tuple[OwnedGroup, ...]
     """All groups of sidekick from now on, including released ones that are still in force."""
-    lacking: tuple[str, ...]
+    missing: tuple[str, ...]
     """Wanted arguments that are not in force."""
-    gone: tuple[str, ...]
+    leftover: tuple[str, ...]
     """Sidekick's arguments in force that no profile wants any more."""
     why: str
 
     @property
     def needs_boot(self) -> bool:
         """Whether a boot must add or remove arguments."""
-        return bool(self.lacking or self.gone)
+        return bool(self.missing or self.leftover)
 
     @property
     def purpose(self) -> str:
@@ -91,10 +91,10 @@ class BootLine:
         self.host = host
         self._panic = panic
         self.owned = tuple(owned)
-        self.loader = loaders.find(host)
+        self.loader = find_loader(host)
         self.running = host.fs.find("/proc/cmdline") or ""
         own = self.loader.own_line(host)
-        self.own = own if own is not None else without(self.running, owned)
+        self.own = own if own is not None else without_owned(self.running, owned)
         self.staged = self.loader.read(host)
 
     def observed(self) -> dict[str, str | None]:
@@ -130,23 +130,23 @@ class BootLine:
         if groups and not group_in(self.own, GUARD):
             groups[GUARD] = (GUARD_ARGUMENT,)
             late.add(GUARD)
-        lacking = [
+        missing = [
             argument
             for each in due
             if not self._is_running(each)
             if not each.late or fell_short & set(each.settings)
             for argument in each.arguments
         ]
-        owned = tuple(map(self._guarded, taken(self.own, groups, late)))
+        owned = tuple(map(self._with_original_panic, owned_groups(self.own, groups, late)))
         known = {(each.group, each.arguments) for each in owned}
         still = tuple(each for each in self.owned if (each.group, each.arguments) not in known)
-        gone = leftovers(self.running, self.owned, groups)
+        leftover = leftovers(self.running, self.owned, groups)
         return WantedBoot(
             entry=self._entry(groups, owned, all(self._is_running(each) for each in due)),
             groups=groups,
             owned=owned + still,
-            lacking=tuple(dict.fromkeys(lacking)),
-            gone=tuple(gone),
+            missing=tuple(dict.fromkeys(missing)),
+            leftover=tuple(leftover),
             why=", ".join(dict.fromkeys(each.source for each in due)) or "back to the original",
         )
 
@@ -157,8 +157,8 @@ class BootLine:
         return [
             SettingChange(
                 setting=LINE,
-                before=_shown(self.staged),
-                after=_shown(wanted.entry),
+                before=_entry_text(self.staged),
+                after=_entry_text(wanted.entry),
                 needs=Disruption.KEXEC if wanted.needs_boot else Disruption.LIVE,
                 why=wanted.why,
             )
@@ -170,11 +170,11 @@ class BootLine:
         if len(line) > MAX_LINE:
             detail = f"the line is longer than {MAX_LINE} characters"
             return Applied(ApplyOutcome.FAILED, "", detail)
-        detail = self.put(wanted.entry)
+        detail = self.write_entry(wanted.entry)
         outcome = ApplyOutcome.PENDING_REBOOT if wanted.needs_boot else ApplyOutcome.APPLIED
         return Applied(outcome, line, detail)
 
-    def put(self, entry: Entry | None) -> str:
+    def write_entry(self, entry: Entry | None) -> str:
         """Make this the only entry of sidekick in the loader; return where it is stored."""
         if entry is not None and entry.line:
             return self.loader.stage(self.host, entry)
@@ -188,12 +188,12 @@ class BootLine:
 
     def verify(self, wanted: WantedBoot) -> list[SettingReport]:
         """Report what no setting reports: arguments to remove, and a wrong staged entry."""
-        actual, detail = " ".join(wanted.gone), ""
-        if wanted.gone:
+        actual, detail = " ".join(wanted.leftover), ""
+        if wanted.leftover:
             outcome = ApplyOutcome.PENDING_REBOOT
-            detail = "after the next boot: " + ", ".join(f"without {a}" for a in wanted.gone)
+            detail = "after the next boot: " + ", ".join(f"without {a}" for a in wanted.leftover)
         elif wanted.entry != self.staged:
-            outcome, actual = ApplyOutcome.DRIFTED, _shown(self.staged)
+            outcome, actual = ApplyOutcome.DRIFTED, _entry_text(self.staged)
             detail = f"{self.loader.name} would boot another line than the profile's"
         else:
             return []
@@ -201,13 +201,13 @@ class BootLine:
             SettingReport(
                 setting=LINE,
                 outcome=outcome,
-                wanted=_shown(wanted.entry),
+                wanted=_entry_text(wanted.entry),
                 actual=actual or "-",
                 detail=detail,
             )
         ]
 
-    def kept(self, wanted: WantedBoot) -> tuple[OwnedGroup, ...]:
+    def owned_after_run(self, wanted: WantedBoot) -> tuple[OwnedGroup, ...]:
         """Return the groups that sidekick owns after the run: wanted, or still in force."""
         tokens = set(tokens_of(self.running)[0])
         return tuple(
@@ -222,7 +222,7 @@ class BootLine:
         It is the running line with sidekick's arguments changed. The text in a loader's file may
         contain variables and quotes that only the loader understands.
         """
-        base = without(self.running, self.owned)
+        base = without_owned(self.running, self.owned)
         groups = wanted.groups if wanted.entry else {}
         guarded = group_in(base, GUARD)
         return compose(base, {g: a for g, a in groups.items() if g != GUARD or not guarded})
@@ -235,15 +235,15 @@ class BootLine:
         too_long = len(self.kexec_line(wanted)) > MAX_LINE
         return f"the line is longer than {MAX_LINE} characters" if too_long else ""
 
-    def _guarded(self, group: OwnedGroup) -> OwnedGroup:
+    def _with_original_panic(self, group: OwnedGroup) -> OwnedGroup:
         """Record with the guard the value of `kernel.panic` before the first boot with it."""
         if group.group != GUARD:
             return group
-        noted = next((each.before for each in self.owned if each.group == GUARD), None)
-        if noted is None:
+        original = next((each.before for each in self.owned if each.group == GUARD), None)
+        if original is None:
             own = self._panic if self._panic is not None else self.host.fs.find(PANIC)
-            noted = own or ""
-        return replace(group, before=noted)
+            original = own or ""
+        return replace(group, before=original)
 
     def _is_running(self, wanted: Contribution) -> bool:
         if wanted.group == VERSION:
@@ -257,10 +257,10 @@ class BootLine:
             return None  # the host's own line has it all
         version = next(iter(groups.get(VERSION, ())), "")
         entry = Entry(line=compose(self.own, groups), version=version, default=proven)
-        return self.loader.kept(self.host, entry)
+        return self.loader.as_read_back(self.host, entry)
 
 
-def disarm(host: Host, owned: Sequence[OwnedGroup]) -> None:
+def disarm_panic_guard(host: Host, owned: Sequence[OwnedGroup]) -> None:
     """Undo the effect of the guard after a successful boot.
 
     A host whose own value equals the guard's keeps it: the record has the host's value.
@@ -273,7 +273,7 @@ def disarm(host: Host, owned: Sequence[OwnedGroup]) -> None:
         host.fs.write(PANIC, "0")
 
 
-def _shown(entry: Entry | None) -> str:
+def _entry_text(entry: Entry | None) -> str:
     if entry is None:
         return ""
     version = f"[{entry.version}] " if entry.version else ""

@@ -87,7 +87,7 @@ def compose(own: str, groups: Groups) -> str:
     return " ".join(out + inits)
 
 
-def taken(own: str, groups: Groups, late: Iterable[str] = ()) -> tuple[OwnedGroup, ...]:
+def owned_groups(own: str, groups: Groups, late: Iterable[str] = ()) -> tuple[OwnedGroup, ...]:
     """Return the groups that sidekick owns on the composed line: those that the host lacks."""
     waiting = set(late)
     return tuple(
@@ -102,7 +102,7 @@ def taken(own: str, groups: Groups, late: Iterable[str] = ()) -> tuple[OwnedGrou
     )
 
 
-def without(line: str, owned: Sequence[OwnedGroup]) -> str:
+def without_owned(line: str, owned: Sequence[OwnedGroup]) -> str:
     """Return the host's own line: a running one without our groups, with what they replaced."""
     tokens, inits = tokens_of(line)
     for each in owned:

@@ -15,24 +15,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sidekick import history
-from sidekick import status as standing
+from sidekick import status as host_status
 from sidekick.apply import ApplyRun
-from sidekick.context import Context, context_of, real_host
+from sidekick.context import Context, make_context, real_host
 from sidekick.grammar import OUTPUT, PROFILE, CliProgram, Number, Option, PathText, Span
+from sidekick.observe import HostObservation, record_for_boot
+from sidekick.output import print_error, print_json, print_plan, print_report
 from sidekick.plan import describe
 from sidekick.reboot import read_config
 from sidekick.record import Target
 from sidekick.report import Report, exit_code
 from sidekick.setting import Host
 from sidekick.settings import setting_of
-from sidekick.shown import print_error, print_json, print_plan, print_report
 from sidekick.targets import target_of
-from sidekick.upkeep import resume as finish
-from sidekick.upkeep import settled, watch
+from sidekick.unattended import reapply_while_facts_change, verify_by_timer
+from sidekick.unattended import resume as resume_run
 from wire.errors import Forbidden, HostError, TwineError
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-NOTED = frozenset({"apply", "rollback", "resume", "try", "confirm", "revert", "repair"})
+RECORDED_COMMANDS = frozenset({"apply", "rollback", "resume", "try", "confirm", "revert", "repair"})
 """Commands that write a line of the history: they change the host, or end a trial."""
 
 
@@ -45,7 +46,7 @@ PROGRAM = CliProgram(
         Option(
             words=("--profiles",),
             kind=PathText(),
-            many=True,
+            is_repeatable=True,
             help="Folder of profiles; repeatable.",
         ),
         Option(words=("-v", "--verbose"), help="Log each change."),
@@ -68,13 +69,14 @@ def plan(ctx: Context, profile: str, output: str) -> None:
     """Show what applying a profile would change; exit code 2 if there are changes."""
     host = ctx.host()
     target = target_of(ctx.profile(profile, host), host)
-    report = describe(profile, ApplyRun(host, ctx.state, target).observation.plan, target.wanted)
+    observation = HostObservation(host, record_for_boot(host, ctx.state.load()), target)
+    report = describe(profile, observation.plan, target.wanted)
     ctx.code = 2 if report.changes or report.missing else 0
     if output == "json":
         print_json(report)
         return
     absent = [w.setting for w in (*report.missing, *report.unsupported)]
-    print_plan(report, {name: setting_of(name).lacking(name) for name in absent})
+    print_plan(report, {name: setting_of(name).why_missing(name) for name in absent})
 
 
 @PROGRAM.command(
@@ -111,9 +113,9 @@ def apply_profile(
         except TwineError as e:
             if generation:  # a request of the agent, which reads the result in the status file
                 asked = Target(name=profile, generation=generation, epoch=epoch)
-                standing.refuse(host, ctx.state, asked, e)
+                host_status.refuse(host, ctx.state, asked, e)
             raise
-        _conclude(ctx, settled(host, ctx.state, run.carry_out()), output)
+        _conclude(ctx, reapply_while_facts_change(host, ctx.state, run.carry_out()), output)
 
 
 @PROGRAM.command(
@@ -129,15 +131,15 @@ def verify(ctx: Context, timer: bool, wait_s: float, output: str) -> None:
     """Compare this host with its profile; exit code 2 if it drifted."""
     with ctx.locked(wait_s) as host:
         if timer:
-            from sidekick.seen import keep, watched
+            from sidekick.read_recorder import store_reads, with_recorder
 
             repair = read_config(host).repair_drift
-            host, kept = watched(host)
-            report = watch(host, ctx.state, repair=repair)
+            host, recorder = with_recorder(host)
+            report = verify_by_timer(host, ctx.state, repair=repair)
             if ctx.state.load().trial is None:
-                keep(ctx.state, report, kept)
+                store_reads(ctx.state, report, recorder)
         else:
-            report = standing.verify(host, ctx.state)
+            report = host_status.verify(host, ctx.state)
     _conclude(ctx, report, output)
     if ctx.code == 1:
         ctx.code = 2
@@ -156,14 +158,14 @@ def rollback(ctx: Context, reboot: bool, wait_s: float, output: str) -> None:
 def resume(ctx: Context, wait_s: float, output: str) -> None:
     """Apply the profile again after a boot, or finish an interrupted one."""
     with ctx.locked(wait_s) as host:
-        _conclude(ctx, finish(host, ctx.state), output)
+        _conclude(ctx, resume_run(host, ctx.state), output)
 
 
 @PROGRAM.command("status", OUTPUT)
 def status(ctx: Context, output: str) -> None:
     """Show the state of this host, from the last report."""
-    report = standing.status(ctx.host(), ctx.state)
-    _show(report, output)
+    report = host_status.status(ctx.host(), ctx.state)
+    _print(report, output)
 
 
 @PROGRAM.command(
@@ -171,7 +173,7 @@ def status(ctx: Context, output: str) -> None:
     PROFILE,
     Option(
         words=("--for",),
-        called="for_",
+        parameter="for_",
         kind=Span(),
         default=60.0,
         help="Duration, such as 90s or 10m.",
@@ -183,7 +185,7 @@ def try_(ctx: Context, profile: str, for_: float, wait_s: float, output: str) ->
     """Apply a profile that sidekick reverts unless `sidekick confirm` keeps it."""
     from sidekick import trial
 
-    ctx.need_root()
+    ctx.require_root()
     host = ctx.host()
     target = target_of(ctx.profile(profile, host), host)
     folders = [f"--root={ctx.root.absolute()}", f"--state={ctx.state.folder.absolute()}"]
@@ -218,12 +220,12 @@ def revert(ctx: Context, due: bool, wait_s: float, output: str) -> None:
 
 def _conclude(ctx: Context, report: Report, output: str) -> None:
     ctx.code = exit_code(report)
-    if report.command in NOTED and report.at:
-        history.note(ctx.state, report)
-    _show(report, output)
+    if report.command in RECORDED_COMMANDS and report.at:
+        history.append_run(ctx.state, report)
+    _print(report, output)
 
 
-def _show(report: Report, output: str) -> None:
+def _print(report: Report, output: str) -> None:
     if output == "json":
         print_json(report)
     else:
@@ -240,7 +242,7 @@ def main(argv: Sequence[str] | None = None, make_host: Callable[[Path], Host] = 
         if call is None:
             code = _by_click(line, make_host)
         else:
-            context = context_of(make_host, **call.program)
+            context = make_context(make_host, **call.program)
             call.command.function(context, **call.values)
             code = context.code
         sys.stdout.flush()
@@ -279,8 +281,8 @@ def _by_click(line: Sequence[str], make_host: Callable[[Path], Host]) -> int:
     """Print help, complete a line, report a wrong line, or run a command that only users run."""
     from sidekick import click_commands, profile_commands
 
-    made = click_commands.group(
-        PROGRAM, profile_commands.COMMANDS, lambda **given: context_of(make_host, **given)
+    cli = click_commands.group(
+        PROGRAM, profile_commands.COMMANDS, lambda **given: make_context(make_host, **given)
     )
-    click_commands.complete(made)
-    return click_commands.run(made, line)
+    click_commands.complete(cli)
+    return click_commands.run(cli, line)

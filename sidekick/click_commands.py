@@ -16,7 +16,7 @@ COMPLETE = "_SIDEKICK_COMPLETE"
 """Environment variable by which a shell requests completions."""
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-Begin = Callable[..., Any]
+MakeContext = Callable[..., Any]
 """Makes the first argument of the commands from the program's options."""
 
 
@@ -63,20 +63,20 @@ class _ProfileType(click.ParamType):  # type: ignore[type-arg]  # generic since 
 PROFILE_TYPE = _ProfileType()
 
 
-def takes(declared: Argument | Option) -> Callable[[_F], _F]:
+def declare(declared: Argument | Option) -> Callable[[_F], _F]:
     """Return the decorator that adds a declared argument or option to a click command."""
-    names, about = _for_click(declared)
+    names, options = _click_parameters(declared)
     add = click.argument if isinstance(declared, Argument) else click.option
-    return add(*names, **about)
+    return add(*names, **options)
 
 
 def _parameter(declared: Argument | Option) -> click.Parameter:
-    names, about = _for_click(declared)
+    names, options = _click_parameters(declared)
     kind = click.Argument if isinstance(declared, Argument) else click.Option
-    return kind(names, **about)
+    return kind(names, **options)
 
 
-def _for_click(declared: Argument | Option) -> tuple[list[str], dict[str, Any]]:
+def _click_parameters(declared: Argument | Option) -> tuple[list[str], dict[str, Any]]:
     """Return the names of an option or an argument, and its other parameters for click."""
     if isinstance(declared, Argument):
         return [declared.name], {"type": _type(declared.kind)}
@@ -86,20 +86,22 @@ def _for_click(declared: Argument | Option) -> tuple[list[str], dict[str, Any]]:
     return names, {
         "type": _type(declared.kind),
         "metavar": declared.kind.metavar or None,
-        "default": None if declared.many else declared.default,
-        "multiple": declared.many,
+        "default": None if declared.is_repeatable else declared.default,
+        "multiple": declared.is_repeatable,
         "help": declared.help,
     }
 
 
-def group(program: CliProgram, more: Iterable[click.Command], begin: Begin) -> click.Group:
-    """Return the program with additional click commands; `begin` is called before each."""
+def group(
+    program: CliProgram, others: Iterable[click.Command], make_context: MakeContext
+) -> click.Group:
+    """Return the program with additional click commands; `make_context` makes their argument."""
 
     @click.pass_context
     def callback(ctx: click.Context, /, **options: Any) -> None:
-        ctx.obj = begin(**options)
+        ctx.obj = make_context(**options)
 
-    commands = [*(_command(each) for each in program.commands.values()), *more]
+    commands = [*(_command(each) for each in program.commands.values()), *others]
     return click.Group(
         name="sidekick",
         commands={each.name: each for each in commands if each.name},
@@ -110,11 +112,11 @@ def group(program: CliProgram, more: Iterable[click.Command], begin: Begin) -> c
     )
 
 
-def run(made: click.Group, line: Sequence[str]) -> int:
+def run(cli: click.Group, line: Sequence[str]) -> int:
     """Run the command of a line, or print its error; return the exit code."""
     try:
-        with made.make_context("sidekick", list(line)) as ctx:
-            made.invoke(ctx)
+        with cli.make_context("sidekick", list(line)) as ctx:
+            cli.invoke(ctx)
             return int(ctx.obj.code)
     except click.exceptions.Exit as e:
         return e.exit_code
@@ -125,10 +127,10 @@ def run(made: click.Group, line: Sequence[str]) -> int:
         return 1
 
 
-def complete(made: click.Group) -> None:
+def complete(cli: click.Group) -> None:
     """Print completions and exit if a shell requests them; otherwise return."""
     if COMPLETE in os.environ:
-        made.main(prog_name="sidekick")
+        cli.main(prog_name="sidekick")
 
 
 def _command(declared: Command) -> click.Command:

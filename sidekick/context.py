@@ -24,7 +24,7 @@ from sidekick.settings import SETTINGS
 from sidekick.state import StateFolder
 from wire.errors import Forbidden, ProgramError
 
-DELIVERED = "profiles"
+AGENT_PROFILES = "profiles"
 """Folder within the state, searched last: profiles that the agent received and stores there."""
 
 
@@ -60,7 +60,7 @@ class Context(msgspec.Struct):
     def host(self) -> Host:
         """Return the host; reads its hardware."""
         host = self.make_host(self.root)
-        return replace(host, log=_log()) if self.verbose else host
+        return replace(host, log=_make_log()) if self.verbose else host
 
     @contextlib.contextmanager
     def locked(self, wait_s: float) -> Iterator[Host]:
@@ -68,12 +68,12 @@ class Context(msgspec.Struct):
 
         Raises `Forbidden` unless this process may, and `Busy` if it is still locked after `wait_s`.
         """
-        self.need_root()
+        self.require_root()
         host = self.host()
         with self.state.lock(wait_s, host.monotonic, host.sleep):
             yield host
 
-    def need_root(self) -> None:
+    def require_root(self) -> None:
         """Raise `Forbidden` unless this process may change the host."""
         if self.root == Path("/") and os.geteuid() != 0:
             raise Forbidden("sidekick changes the host's kernel", hint="run as root")
@@ -98,7 +98,7 @@ def real_host(root: Path) -> Host:
     )
 
 
-def _log() -> Log:
+def _make_log() -> Log:
     """Return the log of this process, as all programs of ours keep it."""
     import logging  # both for --verbose alone
 
@@ -108,7 +108,7 @@ def _log() -> Log:
     return logging.getLogger("sidekick")
 
 
-def context_of(
+def make_context(
     make_host: Callable[[Path], Host],
     root: Path,
     state: Path,
@@ -116,5 +116,5 @@ def context_of(
     verbose: bool,
 ) -> Context:
     """Return the context of a command with these global options."""
-    library = Library(profiles or (*PROFILES, state / DELIVERED), SETTINGS)
+    library = Library(profiles or (*PROFILES, state / AGENT_PROFILES), SETTINGS)
     return Context(root, StateFolder(state), library, make_host, verbose)

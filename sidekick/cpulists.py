@@ -10,37 +10,43 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from wire.cpus import listed as text
-from wire.cpus import numbers
+from wire.cpus import cpu_list_text, parse_cpu_list
 
-__all__ = ["CPUS", "chosen", "joined", "numbers", "parted", "text"]
+__all__ = [
+    "CPUS",
+    "active_choice",
+    "cpu_list_text",
+    "join_values",
+    "parse_cpu_list",
+    "split_values",
+]
 
 CPUS = "/sys/devices/system/cpu"
 
 
-def joined(values: Mapping[int, str]) -> str:
+def join_values(values: Mapping[int, str]) -> str:
     """Return the values of some processors as one text."""
     if len(set(values.values())) == 1:
         return next(iter(values.values()))
     by_value: dict[str, list[int]] = {}
     for cpu, value in sorted(values.items()):
         by_value.setdefault(value, []).append(cpu)
-    return " ".join(f"{text(cpus)}={value}" for value, cpus in by_value.items())
+    return " ".join(f"{cpu_list_text(cpus)}={value}" for value, cpus in by_value.items())
 
 
-def parted(joined_values: str, cpus: Iterable[int]) -> dict[int, str]:
+def split_values(text_of_values: str, cpus: Iterable[int]) -> dict[int, str]:
     """Return the value of each of these processors; those that the text leaves out have none."""
-    if "=" not in joined_values:
-        return dict.fromkeys(cpus, joined_values)
+    if "=" not in text_of_values:
+        return dict.fromkeys(cpus, text_of_values)
     wanted = set(cpus)
     values = {}
-    for part in joined_values.split():
+    for part in text_of_values.split():
         names, _, value = part.partition("=")
-        values.update({cpu: value for cpu in numbers(names) if cpu in wanted})
+        values.update({cpu: value for cpu in parse_cpu_list(names) if cpu in wanted})
     return values
 
 
-def chosen(choices: str) -> str:
+def active_choice(choices: str) -> str:
     """Return the choice in force of an attribute that lists all: `always [madvise] never`."""
     found = re.search(r"\[([^\]]+)\]", choices)
     return found[1] if found else choices

@@ -26,7 +26,7 @@ class Disk:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with temporary.open("wb") as file:
-                    _keep_owner(file.fileno(), path)
+                    _copy_owner(file.fileno(), path)
                     file.write(text.encode(errors="surrogateescape"))
                     file.flush()
                     os.fsync(file.fileno())
@@ -40,7 +40,7 @@ class Disk:
     def append(self, path: Path, line: str) -> None:
         """Append one line to a file, or leave the file unchanged on an error."""
         with translated(f"cannot write {path}"):
-            fresh = not path.exists()
+            is_new = not path.exists()
             with path.open("ab", buffering=0) as file:
                 length = os.fstat(file.fileno()).st_size
                 data = f"{line}\n".encode()
@@ -52,7 +52,7 @@ class Disk:
                     with contextlib.suppress(OSError):
                         file.truncate(length)
                     raise
-            if fresh:
+            if is_new:
                 sync_folder(path.parent)
 
     def reserve(self, path: Path, size: int) -> None:
@@ -78,7 +78,7 @@ class Disk:
                 sync_folder(path.parent)
 
 
-def _keep_owner(fd: int, path: Path) -> None:
+def _copy_owner(fd: int, path: Path) -> None:
     """Give a file that replaces another one its mode and owner."""
     with contextlib.suppress(FileNotFoundError):
         old, new = path.stat(), os.fstat(fd)

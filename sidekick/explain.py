@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from sidekick.profile import Library, Profile
+from sidekick.profile import Profile
 from sidekick.record import Record
-from sidekick.report import Disruption, WantedSetting
+from sidekick.report import Disruption, ProfileText, WantedSetting
 from sidekick.setting import Host
 from sidekick.settings import setting_of
 from wire.errors import NotFound
@@ -49,47 +49,46 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Where the kernel documents it."""
 
 
-def explain(
+def explain_setting(
     host: Host,
-    library: Library,
     profile: Profile,
     wanted: Sequence[WantedSetting],
     record: Record,
     name: str,
 ) -> Explanation:
     """Return why a setting has its value. Raises `NotFound` where the profile does not set it."""
-    found = next((w for w in wanted if w.setting in (name, f"sysctl.{name}")), None)
-    if found is None:
+    chosen = next((w for w in wanted if w.setting in (name, f"sysctl.{name}")), None)
+    if chosen is None:
         part = name.rpartition(".")[2]
         near = sorted(w.setting for w in wanted if part and part in w.setting)
         hint = (
             f"near: {', '.join(near[:5])}" if near else f"`sidekick show {profile.name}` lists all"
         )
         raise NotFound(f"profile {profile.name} has no setting {name}", hint=hint)
-    setting = setting_of(found.setting)
-    now = setting.observe(host, [found.setting]).get(found.setting)
+    setting = setting_of(chosen.setting)
+    now = setting.observe(host, [chosen.setting]).get(chosen.setting)
     return Explanation(
-        setting=found.setting,
+        setting=chosen.setting,
         profile=profile.name,
-        wanted=found.value,
-        required=found.required,
-        source=found.source,
-        text=_lines_of(library, found.source),
+        wanted=chosen.value,
+        required=chosen.required,
+        source=chosen.source,
+        text=_lines_of(profile.texts, chosen.source),
         now=now,
-        lacking="" if now is not None else setting.lacking(found.setting),
-        original=record.originals.get(found.setting),
-        needs=setting.needs(found.setting),
-        documents=_documents(found.setting),
+        lacking="" if now is not None else setting.why_missing(chosen.setting),
+        original=record.originals.get(chosen.setting),
+        needs=setting.needs(chosen.setting),
+        documents=_documents(chosen.setting),
     )
 
 
-def _lines_of(library: Library, source: str) -> list[str]:
+def _lines_of(texts: Iterable[ProfileText], source: str) -> list[str]:
     """Return the line of a profile that a source names, and the comment right above it."""
     name, _, number = source.partition(":")
-    path = library.find(name)
-    if path is None or not number.isdigit():
+    text = next((each.text for each in texts if each.name == name), None)
+    if text is None or not number.isdigit():
         return []
-    lines = path.read_text().splitlines()[: int(number)]
+    lines = text.split("\n")[: int(number)]
     first = len(lines) - 1
     while first > 0 and lines[first - 1].lstrip().startswith("#"):
         first -= 1

@@ -115,7 +115,7 @@ class _Parser:
         self._at += 1
         return token
 
-    def _take(self, *signs: str) -> str:
+    def _accept(self, *signs: str) -> str:
         """Return the next token if it is one of these, else ""."""
         kind, word = self.peek()
         if kind == "sign" and word in signs:
@@ -124,21 +124,21 @@ class _Parser:
         return ""
 
     def _expect(self, sign: str) -> None:
-        if not self._take(sign):
-            raise ExpressionError(f"{sign!r} was expected before {self._here()}")
+        if not self._accept(sign):
+            raise ExpressionError(f"{sign!r} was expected before {self._next_text()}")
 
-    def _here(self) -> str:
+    def _next_text(self) -> str:
         return repr(self.peek()[1]) if self.peek()[1] else "its end"
 
-    def _deeper(self) -> None:
+    def _enter(self) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise ExpressionError(f"it is nested deeper than {MAX_DEPTH} levels")
 
     def choice(self) -> _Node:
-        self._deeper()
+        self._enter()
         node = self._chain(self._both, "or")
-        if self._take("if"):
+        if self._accept("if"):
             condition = self._chain(self._both, "or")
             self._expect("else")
             node = _Node("if", (condition, node, self.choice()))
@@ -149,13 +149,13 @@ class _Parser:
         return self._chain(self._negated, "and")
 
     def _negated(self) -> _Node:
-        if self._take("not"):
-            self._deeper()
+        if self._accept("not"):
+            self._enter()
             node = _Node("not", (self._negated(),))
             self._depth -= 1
             return node
         left = self._sum()
-        sign = self._take("==", "!=", "<=", ">=", "<", ">", "in")
+        sign = self._accept("==", "!=", "<=", ">=", "<", ">", "in")
         return _Node(sign, (left, self._sum())) if sign else left
 
     def _sum(self) -> _Node:
@@ -163,13 +163,13 @@ class _Parser:
 
     def _chain(self, part: Callable[[], _Node], *signs: str) -> _Node:
         node = part()
-        while sign := self._take(*signs):
+        while sign := self._accept(*signs):
             node = _Node(sign, (node, part()))
         return node
 
     def _signed(self) -> _Node:
-        if self._take("-"):
-            self._deeper()
+        if self._accept("-"):
+            self._enter()
             node = _Node("negative", (self._signed(),))
             self._depth -= 1
             return node
@@ -184,7 +184,7 @@ class _Parser:
         if kind == "name":
             if word in ("true", "false"):
                 return _Node("value", value=word == "true")
-            if self._take("("):
+            if self._accept("("):
                 return _Node(_function(word), self._list(")"))
             return _Node("fact", value=word)
         if word == "(":
@@ -194,11 +194,11 @@ class _Parser:
         if word == "[":
             return _Node("list", self._list("]"))
         self._at -= 1
-        raise ExpressionError(f"a value was expected before {self._here()}")
+        raise ExpressionError(f"a value was expected before {self._next_text()}")
 
     def _list(self, end: str) -> tuple[_Node, ...]:
         parts: list[_Node] = []
-        while not self._take(end):
+        while not self._accept(end):
             if parts:
                 self._expect(",")
             parts.append(self.choice())
@@ -211,7 +211,7 @@ def _number(word: str) -> int | float:
     size = SIZES.get(word[-3:])
     digits = word[:-3] if size else word
     number = float(digits) if "." in digits else int(digits)
-    return _bounded(int(_bounded(number) * size) if size else number)
+    return _check_bounds(int(_check_bounds(number) * size) if size else number)
 
 
 def _function(name: str) -> str:
@@ -252,8 +252,8 @@ def _evaluate(node: _Node, facts: Facts) -> Value:
             raise ExpressionError("`in` needs a list on its right")
         return values[0] in values[1]
     if node.op in _COMPARISONS:
-        return _compared(node.op, values[0], values[1])
-    return _bounded(_computed(node.op, values))
+        return _compare(node.op, values[0], values[1])
+    return _check_bounds(_compute(node.op, values))
 
 
 def _fact(name: str, facts: Facts) -> Value:
@@ -271,7 +271,7 @@ def _truth(value: Value) -> bool:
     return value
 
 
-def _compared(op: str, left: Value, right: Value) -> bool:
+def _compare(op: str, left: Value, right: Value) -> bool:
     numbers = _is_number(left) and _is_number(right)
     if not (numbers or (type(left) is type(right) and not isinstance(left, bool))):
         raise ExpressionError(f"{left!r} and {right!r} cannot be compared")
@@ -281,7 +281,7 @@ def _compared(op: str, left: Value, right: Value) -> bool:
         raise ExpressionError(f"{left!r} and {right!r} cannot be compared") from None
 
 
-def _computed(op: str, values: Sequence[Value]) -> int | float:
+def _compute(op: str, values: Sequence[Value]) -> int | float:
     if op in ("min", "max") and len(values) == 1 and isinstance(values[0], list):
         values = values[0]
     numbers: list[int | float] = []
@@ -302,7 +302,7 @@ def _is_number(value: Value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _bounded(value: int | float) -> int | float:
+def _check_bounds(value: int | float) -> int | float:
     if not -MAX_NUMBER <= value < MAX_NUMBER:
         raise ExpressionError("a number is beyond 64 bits")
     return value

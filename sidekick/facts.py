@@ -14,7 +14,7 @@ import re
 from agent.machine import HostHardware
 from agent.machine.hardware import read_hardware
 from agent.machine.kernelfs import KernelFs
-from sidekick.cpulists import CPUS, numbers
+from sidekick.cpulists import CPUS, parse_cpu_list
 from sidekick.expression import Fact
 from wire.errors import ConfigError, KernelFileError
 from wire.toml_limits import parse_toml
@@ -60,7 +60,7 @@ VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"
 _NET = "/sys/class/net"
 LOCATION = "/etc/twine/location.toml"
 """Written by `twine-agent join`, or by hand on a host without a control plane."""
-_NO_DISKS = re.compile(r"(loop|ram|zram|sr|fd|md|dm-|nbd)\d+.*")
+_NOT_DISKS = re.compile(r"(loop|ram|zram|sr|fd|md|dm-|nbd)\d+.*")
 
 
 def read_facts(fs: KernelFs, hardware: HostHardware | None = None) -> dict[str, Fact]:
@@ -76,10 +76,10 @@ def read_facts(fs: KernelFs, hardware: HostHardware | None = None) -> dict[str, 
         "cpu.arch": _arch(cpuinfo),
         "cpu.count": hardware.cpu.online,
         "cpu.cores": cores,
-        "cpu.family": _number(cpuinfo_of(cpuinfo, "cpu family")),
+        "cpu.family": _number_or_0(cpuinfo_of(cpuinfo, "cpu family")),
         "cpu.flags": flags,
         "cpu.model": hardware.cpu.model,
-        "cpu.model_number": _number(cpuinfo_of(cpuinfo, "model")),
+        "cpu.model_number": _number_or_0(cpuinfo_of(cpuinfo, "model")),
         "cpu.numa_nodes": hardware.cpu.numa_nodes,
         "cpu.sockets": hardware.cpu.sockets,
         "cpu.threads_per_core": max(1, hardware.cpu.online // cores),
@@ -116,18 +116,18 @@ def _nic_facts(fs: KernelFs) -> dict[str, Fact]:
 def read_location(fs: KernelFs) -> dict[str, Fact]:
     """Return the location of the machine, "" for unknown parts. Raises `ConfigError`."""
     try:
-        found = parse_toml(fs.find(LOCATION) or "")
+        location = parse_toml(fs.find(LOCATION) or "")
     except (ValueError, RecursionError) as e:
         raise ConfigError(
             f"{LOCATION} is not TOML: {e}", hint="`twine-agent join` writes it"
         ) from e
     names = {name: name.rpartition(".")[2] for name in FACTS if name.startswith("location.")}
     names["machine.type"] = "machine_type"
-    unknown = found.keys() - names.values()
-    if unknown or not all(isinstance(value, str) for value in found.values()):
+    unknown = location.keys() - names.values()
+    if unknown or not all(isinstance(value, str) for value in location.values()):
         known = ", ".join(sorted(names.values()))
         raise ConfigError(f"{LOCATION} may have only {known}, each as text")
-    return {fact: found.get(key, "") for fact, key in names.items()}
+    return {fact: location.get(key, "") for fact, key in names.items()}
 
 
 def vendor_of(cpuinfo: str) -> str:
@@ -148,7 +148,7 @@ def core_count(fs: KernelFs) -> int:
 
 def online_cpus(fs: KernelFs) -> list[int]:
     """Return the processors that are online."""
-    return list(numbers(fs.find(f"{CPUS}/online") or ""))
+    return list(parse_cpu_list(fs.find(f"{CPUS}/online") or ""))
 
 
 def frequency_policies(fs: KernelFs) -> list[int]:
@@ -164,7 +164,7 @@ def nic_names(fs: KernelFs) -> list[str]:
 
 def disk_names(fs: KernelFs) -> list[str]:
     """Return the names of the disks, sorted: block devices without partitions and virtual ones."""
-    return [name for name in fs.names("/sys/block") if not _NO_DISKS.fullmatch(name)]
+    return [name for name in fs.names("/sys/block") if not _NOT_DISKS.fullmatch(name)]
 
 
 def _is_flash(fs: KernelFs, disk: str) -> bool:
@@ -174,7 +174,7 @@ def _is_flash(fs: KernelFs, disk: str) -> bool:
 def _speed_mbps(fs: KernelFs, nic: str) -> int:
     # Reading it fails (EINVAL) where the link is down, and virtio reports -1.
     with contextlib.suppress(KernelFileError):
-        return max(0, _number(fs.find(f"{_NET}/{nic}/speed") or ""))
+        return max(0, _number_or_0(fs.find(f"{_NET}/{nic}/speed") or ""))
     return 0
 
 
@@ -185,7 +185,7 @@ def cpuinfo_of(cpuinfo: str, key: str) -> str:
     return rest.partition("\n")[0].partition(":")[2].strip()
 
 
-def _number(text: str) -> int:
+def _number_or_0(text: str) -> int:
     return int(text) if re.fullmatch(r"-?\d+", text) else 0
 
 
@@ -198,7 +198,7 @@ def _arch(cpuinfo: str) -> str:
 def _page_bytes(fs: KernelFs) -> int:
     # A huge page is one page table's worth of 8-byte entries: page * (page / 8). No other file of
     # /sys or /proc has the size, except those of single processes.
-    size = _number(fs.find("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size") or "")
+    size = _number_or_0(fs.find("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size") or "")
     return math.isqrt(size * 8) or 4096
 
 

@@ -76,9 +76,9 @@ class Number(msgspec.Struct, frozen=True):
 
     def read(self, text: str) -> int | float:
         """Return the number."""
-        what = type(self.least)
+        number_type = type(self.least)
         try:
-            number = what(text)
+            number = number_type(text)
         except ValueError:
             raise ValueError(f"{text!r} is not a valid {self.metavar.lower()}") from None
         if not self.least <= number <= (number if self.most is None else self.most):
@@ -117,15 +117,15 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     help: str
     kind: Kind | None = None
     default: Any = None
-    many: bool = False
+    is_repeatable: bool = False
     """Whether it may be repeated; the value is then a tuple of all."""
-    called: str = ""
+    parameter: str = ""
     """The parameter of the function, if its name differs from the option's."""
 
     @property
     def name(self) -> str:
         """The parameter of the function that receives the value."""
-        return self.called or self.words[-1].removeprefix("--").replace("-", "_")
+        return self.parameter or self.words[-1].removeprefix("--").replace("-", "_")
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -171,9 +171,9 @@ class CliProgram(msgspec.Struct, frozen=True):
     def read(self, line: Sequence[str]) -> FunctionCall | None:
         """Return the parsed line, None if only click can parse or report it."""
         try:
-            program, rest = _read(self.options, line, leading=True)
+            program, rest = _parse(self.options, line, leading=True)
             command = self.commands[rest[0]]
-            values, words = _read(command.options, rest[1:])
+            values, words = _parse(command.options, rest[1:])
             for argument, word in zip(command.arguments, words, strict=True):
                 values[argument.name] = argument.kind.read(word)
         except (LookupError, ValueError):
@@ -181,7 +181,7 @@ class CliProgram(msgspec.Struct, frozen=True):
         return FunctionCall(command, program, values)
 
 
-def _read(
+def _parse(
     options: Sequence[Option], line: Sequence[str], *, leading: bool = False
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the values of the options, and the other words; `leading` ends at the first of these.
@@ -189,14 +189,14 @@ def _read(
     Raises `LookupError` or `ValueError` if the line is not well-formed.
     """
     known = {word: option for option in options for word in option.words}
-    values = {o.name: () if o.many else o.default for o in options}
+    values = {o.name: () if o.is_repeatable else o.default for o in options}
     values |= {o.name: False for o in options if o.kind is None}
     words = list(line)
-    left: list[str] = []
-    while words and not (leading and left):
+    positional: list[str] = []
+    while words and not (leading and positional):
         word = words.pop(0)
         if not word.startswith("-"):
-            left.append(word)
+            positional.append(word)
             continue
         name, equals, text = word.partition("=")
         option = known[name]
@@ -208,8 +208,8 @@ def _read(
         if equals and not name.startswith("--"):
             raise ValueError(f"{name} and its value are two words")
         value = option.kind.read(text if equals else words.pop(0))
-        values[option.name] = (*values[option.name], value) if option.many else value
-    return values, left + words
+        values[option.name] = (*values[option.name], value) if option.is_repeatable else value
+    return values, positional + words
 
 
 PROFILE = Argument("profile", ProfileName())

@@ -57,7 +57,7 @@ def entry_of(report: Report) -> Entry:
     )
 
 
-def note(state: StateFolder, report: Report) -> None:
+def append_run(state: StateFolder, report: Report) -> None:
     """Append a run to the history. A failing disk or a damaged line does not fail the run."""
     path = _path(state)
     with contextlib.suppress(HostError, OSError):
@@ -71,7 +71,7 @@ def note(state: StateFolder, report: Report) -> None:
             state.disk.write(path, "\n".join([*lines[-KEPT + 1 :], line]) + "\n")
 
 
-def read(state: StateFolder) -> list[Entry]:
+def read_history(state: StateFolder) -> list[Entry]:
     """Return the recorded runs, the newest last; a damaged line is left out."""
     path, entries = _path(state), []
     try:

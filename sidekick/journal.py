@@ -72,11 +72,11 @@ class Run(msgspec.Struct):
         """Return the progress of the run as text."""
         name = self.began.target.name or "the originals"
         if self.undoing is not None:
-            what = f"undoing {name} ({self.undoing})"
+            action = f"undoing {name} ({self.undoing})"
             done = f"{self.undone} of {self.wrote} undone"
         else:
-            what, done = f"applying {name}", f"{self.wrote} of {self.planned} written"
-        return f"{what}: {done}" if running else f"interrupted while {what}: {done}"
+            action, done = f"applying {name}", f"{self.wrote} of {self.planned} written"
+        return f"{action}: {done}" if running else f"interrupted while {action}: {done}"
 
 
 def line_of(step: Step) -> str:

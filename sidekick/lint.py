@@ -37,12 +37,14 @@ class Finding(msgspec.Struct, frozen=True):
     reason: str
 
 
-def lint(library: Library, names: Sequence[str], facts: Facts, host: Host) -> list[Finding]:
+def lint_profiles(
+    library: Library, names: Sequence[str], facts: Facts, host: Host
+) -> list[Finding]:
     """Return the errors and notes of these profiles, in the order of `names`."""
-    return [finding for name in names for finding in _of(library, name, facts, host)]
+    return [finding for name in names for finding in _findings_of(library, name, facts, host)]
 
 
-def _of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
+def _findings_of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
     try:
         profile = library.load(name, facts)
         target = target_of(profile, host)
@@ -53,19 +55,19 @@ def _of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
         return [Finding(name, Severity.NOTE, "", f"not on this host: {e}")]
     except TwineError as e:
         return [Finding(name, Severity.ERROR, "", str(e))]
-    found = [
+    findings = [
         Finding(name, Severity.ERROR, w.setting, f"{reason} ({w.source})")
         for w in target.wanted
         if (reason := why_out_of_range(w.setting.removeprefix("sysctl."), w.value))
     ]
-    found += [
+    findings += [
         Finding(name, Severity.NOTE, "", f"{text.path} is a template, checked as rendered here")
         for text in profile.texts
         if text.path.endswith(SUFFIX)
     ]
-    found += [
+    findings += [
         Finding(name, Severity.NOTE, setting, f"repeats a setting of {source}")
-        for setting, source in _repeated(library, profile, facts)
+        for setting, source in _repeated_settings(library, profile, facts)
     ]
     absent = {
         w.setting: w
@@ -75,13 +77,13 @@ def _of(library: Library, name: str, facts: Facts, host: Host) -> list[Finding]:
     }
     for each in absent.values():
         setting = setting_of(each.setting)
-        how = "cannot be applied here" if each.required else "unsupported here"
-        reason = f"{how}: {setting.lacking(each.setting)} ({each.source})"
-        found.append(Finding(name, Severity.NOTE, each.setting, reason))
-    return found
+        effect = "cannot be applied here" if each.required else "unsupported here"
+        reason = f"{effect}: {setting.why_missing(each.setting)} ({each.source})"
+        findings.append(Finding(name, Severity.NOTE, each.setting, reason))
+    return findings
 
 
-def _repeated(library: Library, profile: Profile, facts: Facts) -> list[tuple[str, str]]:
+def _repeated_settings(library: Library, profile: Profile, facts: Facts) -> list[tuple[str, str]]:
     """Return the settings that a profile sets to its parent's value, with the parent's place."""
     if len(profile.lineage) < 2:
         return []
@@ -89,18 +91,18 @@ def _repeated(library: Library, profile: Profile, facts: Facts) -> list[tuple[st
         parent = library.load(profile.lineage[1], facts)
     except TwineError:
         return []
-    found = []
+    repeated = []
     for kind, table in profile.sections.items():
-        theirs = _pairs(parent.sections.get(kind))
-        for key, value in _pairs(table).items():
+        parents = _table_pairs(parent.sections.get(kind))
+        for key, value in _table_pairs(table).items():
             name = f"{kind}.{key}"
             own = profile.sources.get(name, "").partition(":")[0] == profile.name
-            if own and name in parent.sources and theirs.get(key) == value:
-                found.append((name, parent.sources[name]))
-    return found
+            if own and name in parent.sources and parents.get(key) == value:
+                repeated.append((name, parent.sources[name]))
+    return repeated
 
 
-def _pairs(table: object) -> dict[str, object]:
+def _table_pairs(table: object) -> dict[str, object]:
     if isinstance(table, dict):
         return table
     return msgspec.structs.asdict(table) if isinstance(table, msgspec.Struct) else {}

@@ -5,7 +5,7 @@ the same, and only the times of the report change. If anything differs, or no re
 other run of sidekick removes it), this process runs the full `verify`.
 
 This is a script for a bare interpreter (`python -I -S look.py`). It imports only built-in modules,
-because imports from the disk would take most of its time. The format of the record of `seen.py`:
+because imports from the disk would take most of its time. `read_recorder.py` writes the record:
 
     look 1 STATE                         the folder of sidekick's state
     KIND LENGTH LENGTH                   kinds below, then the bytes of place and of answer
@@ -16,23 +16,23 @@ import sys
 import time
 
 HEAD = b"look 1 "
-KEPT, STATUS, LOCK = "seen", "status.json", "lock"
+READS, STATUS, LOCK = "seen", "status.json", "lock"
 AT, UPTIME = b"@at@", b"@uptime@"
 """Placeholders in the kept report for its two times."""
-TEXT, MISSING, THERE, NAMES, REPORT = b"t", b"m", b"e", b"n", b"r"
+TEXT, MISSING, EXISTS, NAMES, REPORT = b"t", b"m", b"e", b"n", b"r"
 WHOLE, BYTES, ANSWER = b"w", b"b", b"i"
 """Kinds of records: a file's text; no such file; whether a file exists; names in a folder; the
 report to renew; all bytes of a file; bytes at an offset; the answer of a network interface."""
-MOVING = (b"cpu MHz", b"bogomips")
+VOLATILE_LINES = (b"cpu MHz", b"bogomips")
 """Lines of /proc/cpuinfo that change all the time."""
-STEADY = (b"MemTotal", b"HugePages_Total")
+COMPARED_LINES = (b"MemTotal", b"HugePages_Total")
 """Lines of /proc/meminfo that are compared. Free memory limits what can be set; it does not change
 what is set."""
 
 
-def records(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
+def decode_records(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
     """Return kind, place and answer of each record. Raises `ValueError` for a damaged file."""
-    found, at = [], data.index(b"\n") + 1
+    records, at = [], data.index(b"\n") + 1
     while at < len(data):
         end = data.index(b"\n", at)
         kind, *lengths = data[at:end].split()
@@ -40,26 +40,26 @@ def records(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
         at = end + 1 + place + answer
         if at > len(data):
             raise ValueError("torn")
-        found.append((kind, data[end + 1 : at - answer], data[at - answer : at]))
-    return found
+        records.append((kind, data[end + 1 : at - answer], data[at - answer : at]))
+    return records
 
 
-def record(kind: bytes, place: bytes, answer: bytes) -> bytes:
+def encode_record(kind: bytes, place: bytes, answer: bytes) -> bytes:
     """Return one record in the format of the file."""
     return b"%s %d %d\n%s%s" % (kind, len(place), len(answer), place, answer)
 
 
-def again(kind: bytes, place: bytes) -> bytes | None:
-    """Read the place of a record again; None for any error except a missing file."""
+def read_again(kind: bytes, place: bytes) -> bytes | None:
+    """Return what the place of a record reads now; None for any error except a missing file."""
     if kind == NAMES:
         try:
             return b"\n".join(sorted(os.listdir(place)))
         except (FileNotFoundError, NotADirectoryError):
             return b""
-    if kind == THERE:
+    if kind == EXISTS:
         return b"%d" % os.path.exists(place)
     if kind == ANSWER:
-        return _answer(place)
+        return _query_interface(place)
     offset, size = 0, 1 << 20
     if kind == BYTES:
         place, first, last = place.rsplit(b" ", 2)
@@ -71,30 +71,30 @@ def again(kind: bytes, place: bytes) -> bytes | None:
     try:
         if kind == BYTES:
             return os.pread(fd, size, offset)
-        found = _whole(fd, size)
-        return found if kind == WHOLE else None if kind == MISSING else still(place, found)
+        data = _read_all(fd, size)
+        return data if kind == WHOLE else None if kind == MISSING else comparable(place, data)
     finally:
         os.close(fd)
 
 
-def still(place: bytes, text: bytes) -> bytes:
+def comparable(place: bytes, text: bytes) -> bytes:
     """Return a file's text for the comparison: stripped, and without lines that always change."""
     if place.endswith(b"/proc/cpuinfo"):
-        text = b"\n".join(line for line in text.splitlines() if not line.startswith(MOVING))
+        text = b"\n".join(line for line in text.splitlines() if not line.startswith(VOLATILE_LINES))
     if place.endswith(b"/proc/meminfo"):
-        text = b"\n".join(line for line in text.splitlines() if line.startswith(STEADY))
+        text = b"\n".join(line for line in text.splitlines() if line.startswith(COMPARED_LINES))
     return text.strip()
 
 
-def _whole(fd: int, size: int) -> bytes:
-    found = part = os.read(fd, size)
+def _read_all(fd: int, size: int) -> bytes:
+    data = part = os.read(fd, size)
     while part:
         part = os.read(fd, size)
-        found += part
-    return found
+        data += part
+    return data
 
 
-def _answer(place: bytes) -> bytes:
+def _query_interface(place: bytes) -> bytes:
     """Query a network interface (`SIOCETHTOOL`); the place is `NIC COMMAND WORDS`."""
     import _socket
     import array
@@ -114,7 +114,7 @@ def _answer(place: bytes) -> bytes:
     return data[1:].tobytes()
 
 
-def is_as_it_was(folder: str) -> bool:
+def is_unchanged(folder: str) -> bool:
     """Return whether everything kept is unchanged; if so, renew the report."""
     import fcntl
 
@@ -124,14 +124,14 @@ def is_as_it_was(folder: str) -> bool:
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with open(f"{folder}/{KEPT}", "rb", buffering=0) as file:
+        with open(f"{folder}/{READS}", "rb", buffering=0) as file:
             data = file.read()
         if not data.startswith(HEAD):
             return False
-        *seen, (kind, _, report) = records(data)
-        if kind != REPORT or any(again(k, place) != answer for k, place, answer in seen):
+        *reads, (kind, _, report) = decode_records(data)
+        if kind != REPORT or any(read_again(k, place) != answer for k, place, answer in reads):
             return False
-        _renew(folder, report)
+        _renew_report(folder, report)
     except (OSError, ValueError):
         return False
     finally:
@@ -139,7 +139,7 @@ def is_as_it_was(folder: str) -> bool:
     return True
 
 
-def _renew(folder: str, report: bytes) -> None:
+def _renew_report(folder: str, report: bytes) -> None:
     uptime_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     text = report.replace(AT, b"%.3f" % time.time()).replace(UPTIME, b"%.3f" % uptime_s)
     with open(f"{folder}/{STATUS}.new", "wb", buffering=0) as file:
@@ -150,5 +150,5 @@ def _renew(folder: str, report: bytes) -> None:
 
 if __name__ == "__main__":
     _folder, _program, *_words = sys.argv[1:]
-    if not is_as_it_was(_folder):
+    if not is_unchanged(_folder):
         os.execv(_program, [_program, *_words])

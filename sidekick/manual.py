@@ -35,7 +35,7 @@ def page(group: click.Group) -> str:
 def _lines(group: click.Group) -> Iterator[str]:
     yield '.TH SIDEKICK 8 "" "Twine" "System administration"'
     yield ".SH NAME"
-    yield f"sidekick \\- {_text(_first(group.help))}"
+    yield f"sidekick \\- {_text(_first_line(group.help))}"
     yield ".SH SYNOPSIS"
     yield ".B sidekick\n[\\fIoptions\\fR] \\fIcommand\\fR [\\fIarguments\\fR]"
     yield ".SH OPTIONS"
@@ -68,7 +68,7 @@ def _argument(param: click.Parameter) -> str:
     return f"[{param.name.upper()} ...]" if param.nargs == -1 else param.name.upper()
 
 
-def _first(text: str | None) -> str:
+def _first_line(text: str | None) -> str:
     return (text or "").strip().partition("\n")[0].rstrip(".")
 
 

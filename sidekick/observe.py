@@ -1,4 +1,4 @@
-"""One observation of the host: wanted values, found values, and the changes between them."""
+"""One observation of the host: wanted values, observed values, and the changes between them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ TASK_SLICES = ("workload.slice", "sideload.slice")
 CGROUPS = "/sys/fs/cgroup"
 
 
-def fresh(host: Host, record: Record) -> Record:
+def record_for_boot(host: Host, record: Record) -> Record:
     """Return the record for this boot.
 
-    A boot resets what was set at run time, so those originals are dropped: the present values are
-    the host's own again, except those that outlive a boot. So are those of a device that replaced
-    another one of the same name.
+    A boot resets values that were set at run time, so their originals are dropped. Originals that
+    outlive a boot stay. In the same boot, originals of a replaced device are dropped.
     """
     if record.boot_id == host.hardware.boot_id:
         now = {name: setting_of(name).device(host, name) for name in record.devices}
         gone = {name for name, device in record.devices.items() if now[name] not in ("", device)}
-        return _without(record, gone) if gone else record
+        return _without_originals(record, gone) if gone else record
     booted_with = BootLine(host, record.boot).booted_with()
     originals = {
         setting: value
@@ -40,7 +39,7 @@ def fresh(host: Host, record: Record) -> Record:
     return replace(record, boot_id=host.hardware.boot_id, originals=originals, left={}, devices={})
 
 
-def _without(record: Record, gone: set[str]) -> Record:
+def _without_originals(record: Record, gone: set[str]) -> Record:
     """Return the record without the originals of some settings."""
     return replace(
         record,
@@ -62,12 +61,12 @@ class HostObservation:
         """
         self.host = host
         self.target = target
-        owns = [v for s, v in record.originals.items() if PANIC in setting_of(s).touches(s)]
-        self.boot = BootLine(host, record.boot, next(iter(owns), None))
+        panics = (v for s, v in record.originals.items() if PANIC in setting_of(s).touches(s))
+        self.boot = BootLine(host, record.boot, next(panics, None))
         self._contributions = contributions(target.wanted, self.boot.own)
         self._left = record.left if record.boot_id == host.hardware.boot_id else {}
-        own = [w.setting for w in target.wanted] + list(record.originals) + list(self._left)
-        names = own + [too for n in own for too in setting_of(n).changes_too(n)]
+        known = [w.setting for w in target.wanted] + list(record.originals) + list(self._left)
+        names = known + [effect for n in known for effect in setting_of(n).side_effects(n)]
         self.observed: dict[str, str | None] = {}
         self._settings = settings_of(names)
         for setting in self._settings:
@@ -83,7 +82,7 @@ class HostObservation:
         )
 
     @property
-    def lacks(self) -> str:
+    def missing_text(self) -> str:
         """Return a sentence that names the wanted settings that this kernel does not have."""
         return f"this kernel lacks {', '.join(w.setting for w in self.plan.missing)}"
 
@@ -111,15 +110,15 @@ class HostObservation:
                 outcome=ApplyOutcome.FAILED,
                 wanted=wanted.value,
                 actual="-",
-                detail=setting_of(wanted.setting).lacking(wanted.setting),
+                detail=setting_of(wanted.setting).why_missing(wanted.setting),
             )
             for wanted in self.plan.missing
         ]
 
-    def changed_with(self, written: Iterable[str]) -> list[SettingChange]:
+    def side_effects_of(self, written: Iterable[str]) -> list[SettingChange]:
         """Return the settings that the kernel changed with the written ones, with their values."""
         wrote = set(written)
-        names = {n for s in wrote if s != LINE for n in setting_of(s).changes_too(s)} - wrote
+        names = {n for s in wrote if s != LINE for n in setting_of(s).side_effects(s)} - wrote
         found = {name: self.observed.get(name) for name in sorted(names)}
         return [
             SettingChange(setting=n, before=v, after=v) for n, v in found.items() if v is not None
@@ -132,7 +131,10 @@ class HostObservation:
         originals = {k: v for k, v in record.originals.items() if k in names}
         devices = {k: v for k, v in record.devices.items() if k in names}
         return replace(
-            record, boot=self.boot.kept(self.wanted), originals=originals, devices=devices
+            record,
+            boot=self.boot.owned_after_run(self.wanted),
+            originals=originals,
+            devices=devices,
         )
 
     def claim(self, record: Record) -> Record:
@@ -143,21 +145,23 @@ class HostObservation:
         return replace(record, originals=originals, devices=devices)
 
     def _to_restore(self, record: Record, is_written: bool) -> dict[str, str | None]:
-        """Return the originals without values that a wanted setting of another kind changed.
+        """Return the originals without side effects of wanted settings, which stay.
 
-        Values that the applied profile set itself are restored before that setting is written.
+        Values that the applied profile set itself are restored too, before the wanted setting is
+        written.
         """
         applied = record.applied.wanted if record.applied and not is_written else ()
-        own = {wanted.setting for wanted in applied}
-        led: set[str] = set()
+        set_by_profile = {wanted.setting for wanted in applied}
+        side_effects: set[str] = set()
         for wanted in self.target.wanted:
             setting = setting_of(wanted.setting)
             now = self.observed.get(wanted.setting)
             original = record.originals.get(wanted.setting) or now
-            holds = is_written or (now is not None and setting.same(now, wanted.value))
-            if holds and original is not None and not setting.same(wanted.value, original):
-                led.update(setting.changes_too(wanted.setting))
-        return {k: v for k, v in record.originals.items() if k not in led - own}
+            in_force = is_written or (now is not None and setting.same(now, wanted.value))
+            if in_force and original is not None and not setting.same(wanted.value, original):
+                side_effects.update(setting.side_effects(wanted.setting))
+        kept = side_effects - set_by_profile
+        return {k: v for k, v in record.originals.items() if k not in kept}
 
     @property
     def names(self) -> set[str]:
@@ -165,14 +169,14 @@ class HostObservation:
         return {w.setting for w in self.target.wanted}
 
     @property
-    def brings_more(self) -> list[SettingChange]:
+    def changes_adding_settings(self) -> list[SettingChange]:
         """The changes that may add missing settings: a module adds its sysctls."""
         lacking = self.plan.missing or self.plan.unsupported
         changes = (c for c in self.plan.changes if lacking and c.setting in self.names)
-        return [c for c in changes if setting_of(c.setting).brings_settings]
+        return [c for c in changes if setting_of(c.setting).adds_settings]
 
-    def fell_short(self, short: Iterable[str]) -> list[SettingChange]:
-        """Return the staging of the line; `short` are the settings that need the next boot."""
+    def plan_boot_line(self, short: Iterable[str]) -> list[SettingChange]:
+        """Return the change of the boot line; `short` are the settings that need the next boot."""
         self.wanted = self.boot.wanted(self._contributions, short)
         return self.boot.plan(self.wanted)
 
@@ -197,7 +201,7 @@ class HostObservation:
     def undo(self, change: SettingChange) -> None:
         """Restore the value before one change. Raises `HostError`."""
         if change.setting == LINE:
-            self.boot.put(self.boot.staged)
+            self.boot.write_entry(self.boot.staged)
         else:
             setting_of(change.setting).undo(self.host, change)
 
@@ -234,7 +238,7 @@ class HostObservation:
 
 def tasks_of(host: Host) -> list[str]:
     """Return the units of tasks that run on this host: those whose cgroup has processes."""
-    found = []
+    units = []
     pending = [f"{CGROUPS}/{name}" for name in TASK_SLICES]
     while pending:
         folder = pending.pop()
@@ -242,7 +246,7 @@ def tasks_of(host: Host) -> list[str]:
             path = f"{folder}/{name}"
             if name.startswith("twine-task-") and name.endswith(".service"):
                 events = (host.fs.find(f"{path}/cgroup.events") or "").splitlines()
-                found += [name] if "populated 1" in events else []
+                units += [name] if "populated 1" in events else []
             elif name.endswith(".slice"):
                 pending.append(path)
-    return sorted(found)
+    return sorted(units)

@@ -26,7 +26,7 @@ class ApplyPlan(msgspec.Struct, frozen=True):
 
     @property
     def needs(self) -> Disruption:
-        """The largest disruption, which puts all changes into force."""
+        """The largest disruption among the changes."""
         needs = (change.needs for change in self.changes)
         return max(needs, key=lambda need: need.rank, default=Disruption.LIVE)
 
@@ -43,22 +43,22 @@ def make_plan(
 ) -> ApplyPlan:
     """Return the changes kind by kind, in the order of `settings`.
 
-    Kinds that others depend on (`carries_others`) restore their originals at the end, the last kind
-    first: a module cannot be unloaded while a value still uses it.
+    Kinds that others depend on (`has_dependents`) restore their originals at the end, the last
+    kind first: a module cannot be unloaded while a value still uses it.
     """
     absent = [w for w in wanted if observed.get(w.setting) is None]
     present = [w for w in wanted if observed.get(w.setting) is not None]
     changes: list[SettingChange] = []
-    last: list[SettingChange] = []
+    restored_last: list[SettingChange] = []
     for setting in settings:
-        ours = [w for w in present if setting.owns(w.setting)]
+        present_of_kind = [w for w in present if setting.owns(w.setting)]
         before = {k: v for k, v in originals.items() if setting.owns(k)}
-        names = {w.setting for w in ours}
-        for change in setting.plan(ours, observed, before):
-            given_back = setting.carries_others and change.setting not in names
-            (last if given_back else changes).append(change)
+        names = {w.setting for w in present_of_kind}
+        for change in setting.plan(present_of_kind, observed, before):
+            is_restored = setting.has_dependents and change.setting not in names
+            (restored_last if is_restored else changes).append(change)
     return ApplyPlan(
-        changes=(*changes, *reversed(last)),
+        changes=(*changes, *reversed(restored_last)),
         missing=tuple(w for w in absent if w.required),
         unsupported=tuple(w for w in absent if not w.required),
     )
@@ -74,10 +74,10 @@ def claims(names: Iterable[str], observed: Observed, originals: Observed) -> dic
     return {**originals, **new}
 
 
-def since_start(
+def with_value_before_run(
     change: SettingChange, written: Sequence[SettingChange], observed: Observed
 ) -> SettingChange:
-    """Return a change whose undo restores the value before the run."""
+    """Return a change with the value before the run, which its undo restores."""
     first = next((c for c in written if c.setting == change.setting), change)
     found = observed.get(change.setting)
     if first is not change:

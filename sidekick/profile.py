@@ -21,7 +21,14 @@ from typing import Any
 import msgspec
 
 from sidekick.expression import Facts
-from sidekick.profile_file import MAX_BYTES, ProfileFile, Section, Table, read_file
+from sidekick.profile_file import (
+    MAX_BYTES,
+    ProfileFile,
+    Section,
+    Table,
+    check_size,
+    read_file,
+)
 from sidekick.report import ProfileText
 from sidekick.template import SUFFIX
 from wire.errors import ConfigError, NotFound
@@ -66,7 +73,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 class Library(msgspec.Struct, frozen=True):
-    """The profiles of this host: of files with one name the first folder's is used."""
+    """The profiles of this host. The first folder that has a profile provides it."""
 
     folders: Sequence[Path]
     settings: Mapping[str, Section]
@@ -74,12 +81,12 @@ class Library(msgspec.Struct, frozen=True):
 
     def names(self) -> list[str]:
         """Return the names of all profiles, sorted."""
-        found: set[str] = set()
+        known: set[str] = set()
         for folder in self.folders:
             with contextlib.suppress(OSError):  # missing, or not readable by this user
                 names = (_FILE_NAME.fullmatch(n) for n in os.listdir(folder))
-                found |= {match[1] for match in names if match}
-        return sorted(name for name in found if _NAME.fullmatch(name))
+                known |= {match[1] for match in names if match}
+        return sorted(name for name in known if _NAME.fullmatch(name))
 
     def load(self, name: str, facts: Facts) -> Profile:
         """Return a profile with its parents merged in, evaluated with these facts.
@@ -110,15 +117,17 @@ class Library(msgspec.Struct, frozen=True):
     def _text_of(self, name: str, child: str | None) -> ProfileText:
         path = self.find(name)
         if path is None:
-            raise self._missing(name, child)
+            raise self._missing_profile(name, child)
         try:
-            # the encoding of `wire.written.WRITTEN`, without its import at each start
-            text = path.read_bytes()[: MAX_BYTES + 1].decode("utf-8-sig")
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+            check_size(str(path), data)
+            # the encoding of `wire.quantity_fields.TEXT_ENCODING`, without its import at each start
+            return ProfileText(name, str(path), data.decode("utf-8-sig"))
         except (OSError, UnicodeDecodeError) as e:
             raise ConfigError(f"cannot read profile {path}: {e}") from e
-        return ProfileText(name, str(path), text)
 
-    def _missing(self, name: str, child: str | None) -> ConfigError | NotFound:
+    def _missing_profile(self, name: str, child: str | None) -> ConfigError | NotFound:
         known = ", ".join(self.names()) or "none"
         searched = ", ".join(str(folder) for folder in self.folders)
         hint = f"known: {known} (searched {searched})"
@@ -170,7 +179,7 @@ def _check_owners(files: Sequence[ProfileFile]) -> None:
         owner = file.header.owner
         patterns = allow.get(owner, [])
         if file.header.allow:
-            file.wrong(("allow",), f"may not be changed by {owner}")
+            file.add_error(("allow",), f"may not be changed by {owner}")
         changed = [
             ((*block.at, kind, key), f"{kind}.{key}")
             for block in file.blocks
@@ -180,7 +189,7 @@ def _check_owners(files: Sequence[ProfileFile]) -> None:
         changed += [(("unset", at), name) for at, name in enumerate(file.header.unset)]
         for place, name in changed:
             if not any(fnmatch.fnmatchcase(name, p) for p in patterns):
-                file.wrong(place, f"{owner} may set {', '.join(patterns) or 'nothing'}")
+                file.add_error(place, f"{owner} may set {', '.join(patterns) or 'nothing'}")
 
 
 def _check_unset(files: Sequence[ProfileFile]) -> None:
@@ -189,7 +198,7 @@ def _check_unset(files: Sequence[ProfileFile]) -> None:
         tables = [block.tables for parent in files[number + 1 :] for block in parent.blocks]
         for at, name in enumerate(file.header.unset if file.header else ()):
             if not any(_without(one, name) != one for one in tables):
-                file.wrong(("unset", at), f"no parent of {file.name} sets {name}")
+                file.add_error(("unset", at), f"no parent of {file.name} sets {name}")
 
 
 def _without(table: Table, name: str) -> Table:
@@ -215,11 +224,11 @@ def _merge(files: Sequence[ProfileFile], kinds: Mapping[str, Section]) -> Profil
     for file in reversed(files):
         for name in file.header.unset if file.header else ():
             raw = _without(raw, name)
-        for block in (b for b in file.blocks if b.holds):
+        for block in (b for b in file.blocks if b.applies):
             for kind, table in block.tables.items():
                 raw[kind] = kinds[kind].merge(raw[kind], table) if kind in raw else table
-                sources[kind] = file.where((*block.at, kind))
-                sources |= _sources(file, (*block.at, kind), kind, table)
+                sources[kind] = file.source_of((*block.at, kind))
+                sources |= _sources_of(file, (*block.at, kind), kind, table)
     header = files[0].header
     assert header is not None
     tables = {kind: msgspec.convert(table, kinds[kind].section) for kind, table in raw.items()}
@@ -235,16 +244,16 @@ def _merge(files: Sequence[ProfileFile], kinds: Mapping[str, Section]) -> Profil
     )
 
 
-def _sources(
+def _sources_of(
     file: ProfileFile, at: tuple[str | int, ...], kind: str, table: Table
 ) -> dict[str, str]:
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for key, value in table.items():
-        found[f"{kind}.{key}"] = file.where((*at, key))
+        sources[f"{kind}.{key}"] = file.source_of((*at, key))
         if isinstance(value, dict):
-            inner = _sources(file, (*at, key), f"{kind}.{key}", value)
-            found |= inner
+            inner = _sources_of(file, (*at, key), f"{kind}.{key}", value)
+            sources |= inner
         if isinstance(value, list):
             texts = [(n, v) for n, v in enumerate(value) if isinstance(v, str)]
-            found |= {f"{kind}.{text}": file.where((*at, key, n)) for n, text in texts}
-    return found
+            sources |= {f"{kind}.{text}": file.source_of((*at, key, n)) for n, text in texts}
+    return sources

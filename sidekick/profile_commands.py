@@ -8,25 +8,24 @@ from typing import Any
 import click
 import msgspec
 
-from sidekick import history as histories
-from sidekick.click_commands import COMPLETE, PROFILE_TYPE, takes
+from sidekick.click_commands import COMPLETE, PROFILE_TYPE, declare
 from sidekick.context import Context
-from sidekick.explain import explain as explanation
+from sidekick.explain import explain_setting
 from sidekick.facts import FACTS, read_facts
 from sidekick.grammar import OUTPUT, PROFILE
-from sidekick.lint import Severity
-from sidekick.lint import lint as findings
+from sidekick.history import read_history
+from sidekick.lint import Severity, lint_profiles
+from sidekick.output import print_json, print_rows, print_table, printable
 from sidekick.plan import make_plan
 from sidekick.profile import Profile
 from sidekick.settings import SETTINGS, settings_of
-from sidekick.shown import print_json, print_rows, print_table, printable
-from sidekick.status import moment_text
+from sidekick.status import date_text
 from sidekick.targets import target_of
 from wire.errors import NotFound, TwineError
 
 
 @click.command("list")
-@takes(OUTPUT)
+@declare(OUTPUT)
 @click.pass_obj
 def list_(ctx: Context, output: str) -> None:
     """Show the profiles of this host."""
@@ -43,8 +42,8 @@ def list_(ctx: Context, output: str) -> None:
 
 
 @click.command()
-@takes(PROFILE)
-@takes(OUTPUT)
+@declare(PROFILE)
+@declare(OUTPUT)
 @click.pass_obj
 def show(ctx: Context, profile: str, output: str) -> None:
     """Show the settings of a profile for this host, with file and line of each."""
@@ -52,14 +51,14 @@ def show(ctx: Context, profile: str, output: str) -> None:
     found = ctx.profile(profile, host)
     wanted = target_of(found, host).wanted
     if output == "json":
-        about: dict[str, Any] = {
+        header: dict[str, Any] = {
             "name": found.name,
             "version": found.version,
             "owner": found.owner,
             "description": found.description,
             "lineage": found.lineage,
         }
-        print_json(about | {"settings": wanted})
+        print_json(header | {"settings": wanted})
         return
     print_table(
         ("SETTING", "WANTED", "REQUIRED", "FROM"),
@@ -68,7 +67,7 @@ def show(ctx: Context, profile: str, output: str) -> None:
 
 
 @click.command()
-@takes(OUTPUT)
+@declare(OUTPUT)
 @click.pass_obj
 def facts(ctx: Context, output: str) -> None:
     """Show the facts of this host that profiles can use."""
@@ -84,7 +83,7 @@ def facts(ctx: Context, output: str) -> None:
 
 @click.command()
 @click.argument("profiles", nargs=-1, type=PROFILE_TYPE)
-@takes(OUTPUT)
+@declare(OUTPUT)
 @click.pass_obj
 def lint(ctx: Context, profiles: tuple[str, ...], output: str) -> None:
     """Check profiles (all, if none is named); exit code 78 if one cannot be used anywhere."""
@@ -93,7 +92,7 @@ def lint(ctx: Context, profiles: tuple[str, ...], output: str) -> None:
     for name in profiles:
         if ctx.profiles.find(name) is None:
             ctx.profile(name, host)  # raises an error that lists the profiles
-    found = findings(ctx.profiles, names, read_facts(host.fs), host)
+    found = lint_profiles(ctx.profiles, names, read_facts(host.fs), host)
     errors = [f for f in found if f.severity is Severity.ERROR]
     ctx.code = 78 if errors else 0
     if output == "json":
@@ -110,7 +109,7 @@ def lint(ctx: Context, profiles: tuple[str, ...], output: str) -> None:
 @click.command()
 @click.argument("setting")
 @click.option("--profile", type=PROFILE_TYPE, help="Profile [default: the applied one].")
-@takes(OUTPUT)
+@declare(OUTPUT)
 @click.pass_obj
 def explain(ctx: Context, setting: str, profile: str | None, output: str) -> None:
     """Show the profile and line of a setting, its earlier value, and its documentation."""
@@ -120,20 +119,23 @@ def explain(ctx: Context, setting: str, profile: str | None, output: str) -> Non
         raise NotFound("no profile is applied here", hint="name one with --profile")
     found = ctx.profile(name, host)
     wanted = target_of(found, host).wanted
-    about = explanation(host, ctx.profiles, found, wanted, record, setting)
+    explained = explain_setting(host, found, wanted, record, setting)
     if output == "json":
-        print_json(about)
+        print_json(explained)
         return
-    text = about.text or ["-"]
+    text = explained.text or ["-"]
     rows = [
-        ("setting", about.setting),
-        ("wanted", f"{about.wanted}{'' if about.required else ' (if the host has it)'}"),
-        ("now", about.lacking if about.now is None else about.now),
-        ("original", about.original or "not changed by any profile"),
-        ("set by", f"{about.source}, for profile {about.profile}"),
+        ("setting", explained.setting),
+        (
+            "wanted",
+            f"{explained.wanted}{'' if explained.required else ' (if the host has it)'}",
+        ),
+        ("now", explained.lacking if explained.now is None else explained.now),
+        ("original", explained.original or "not changed by any profile"),
+        ("set by", f"{explained.source}, for profile {explained.profile}"),
         *(("" if n else "text", line) for n, line in enumerate(text)),
-        ("costs", about.needs),
-        ("see", about.documents or "-"),
+        ("costs", explained.needs),
+        ("see", explained.documents or "-"),
     ]
     for label, value in rows:
         click.echo(printable(f"{label:10}{value}"))
@@ -142,20 +144,20 @@ def explain(ctx: Context, setting: str, profile: str | None, output: str) -> Non
 @click.command()
 @click.argument("one", type=PROFILE_TYPE)
 @click.argument("other", type=PROFILE_TYPE)
-@takes(OUTPUT)
+@declare(OUTPUT)
 @click.pass_obj
 def diff(ctx: Context, one: str, other: str, output: str) -> None:
     """Show the settings in which two profiles differ on this host."""
     host = ctx.host()
-    both = [
+    by_name = [
         {w.setting: w for w in target_of(ctx.profile(n, host), host).wanted} for n in (one, other)
     ]
-    names = sorted(both[0].keys() | both[1].keys())
+    names = sorted(by_name[0].keys() | by_name[1].keys())
     rows = []
     for name in names:
-        values = [w[name].value if name in w else "-" for w in both]
+        values = [w[name].value if name in w else "-" for w in by_name]
         if values[0].split() != values[1].split():
-            sources = [w[name].source if name in w else "-" for w in both]
+            sources = [w[name].source if name in w else "-" for w in by_name]
             rows.append((name, *values, " ".join(sources)))
     header = ("SETTING", one.upper(), other.upper(), "FROM")
     print_rows(("setting", one, other, "sources"), header, rows, output)
@@ -164,7 +166,7 @@ def diff(ctx: Context, one: str, other: str, output: str) -> None:
 
 
 @click.command()
-@takes(OUTPUT)
+@declare(OUTPUT)
 @click.pass_obj
 def recommend(ctx: Context, output: str) -> None:
     """Show the profiles for hosts like this one, and the settings of each that it lacks."""
@@ -192,11 +194,11 @@ def recommend(ctx: Context, output: str) -> None:
 
 @click.command()
 @click.option("-n", "--last", type=click.IntRange(1), default=20, help="Number of runs.")
-@takes(OUTPUT)
+@declare(OUTPUT)
 @click.pass_obj
 def history(ctx: Context, last: int, output: str) -> None:
     """Show the past runs on this host, the newest last."""
-    entries = histories.read(ctx.state)[-last:]
+    entries = read_history(ctx.state)[-last:]
     if output == "json":
         print_json(entries)
         return
@@ -204,7 +206,7 @@ def history(ctx: Context, last: int, output: str) -> None:
         ("WHEN", "COMMAND", "PROFILE", "STATE", "CHANGED", "MS", "DETAIL"),
         [
             (
-                moment_text(e.at, "%Y-%m-%dT%H:%M:%SZ"),
+                date_text(e.at, "%Y-%m-%dT%H:%M:%SZ"),
                 e.command,
                 e.name or "-",
                 f"{e.state}, undone" if e.rolled_back else e.state,
@@ -224,13 +226,13 @@ def history(ctx: Context, last: int, output: str) -> None:
     type=click.Path(path_type=Path),
     help="Folder for the files; without it they are printed.",
 )
-@takes(OUTPUT)
+@declare(OUTPUT)
 @click.pass_obj
 def import_tuned(ctx: Context, folder: Path, into: Path | None, output: str) -> None:
     """Convert TuneD's profiles; exit code 2 and a list if lines could not be converted."""
     from sidekick import tuned
 
-    converted = tuned.convert(folder, _refusal)
+    converted = tuned.convert(folder, _why_refused)
     if into:
         taken = [c.name for c in converted if (into / f"{c.name}.toml").exists()]
         if taken:
@@ -248,7 +250,7 @@ def import_tuned(ctx: Context, folder: Path, into: Path | None, output: str) -> 
     click.echo(f"{len(converted)} profiles, {len(left)} lines not converted")
 
 
-def _refusal(kind: str, word: str) -> str:
+def _why_refused(kind: str, word: str) -> str:
     """Return why a profile may not set a key or a word of a table; empty: it may."""
     sections: dict[str, Any] = {
         "sysctl": {word: 1},

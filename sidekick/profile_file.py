@@ -66,7 +66,7 @@ class FileBlock(msgspec.Struct, frozen=True):
     at: Place
     """Where in the file: () or ("when", 0)."""
     tables: Table
-    holds: bool = True
+    applies: bool = True
 
 
 class ProfileFile(msgspec.Struct):
@@ -82,37 +82,42 @@ class ProfileFile(msgspec.Struct):
     blocks: list[FileBlock] = msgspec.field(default_factory=list)
     errors: list[FieldError] = msgspec.field(default_factory=list)
 
-    def where(self, at: Sequence[str | int]) -> str:
+    def source_of(self, at: Sequence[str | int]) -> str:
         """Return `web:12`: file and line of a place in the TOML, or in its template."""
         line = self.lines.find(at)
         return f"{self.name}:{self.origin.find(line) if self.origin else line}"
 
-    def wrong(self, at: Sequence[str | int], reason: str) -> None:
+    def add_error(self, at: Sequence[str | int], reason: str) -> None:
         """Record an error at a place in the TOML."""
         names = at[2:] if at[:1] == ("when",) and len(at) > 2 else at
         dotted = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in names).lstrip(".")
-        self.errors.append(FieldError(field=dotted, reason=f"{reason} ({self.where(at)})"))
+        self.errors.append(FieldError(field=dotted, reason=f"{reason} ({self.source_of(at)})"))
 
 
-_NO_VALUE = object()
+_NOT_EVALUATED = object()
 """Value of an expression that cannot be evaluated, in tables whose condition is false."""
 
 
 def read_file(file_text: ProfileText, kinds: Mapping[str, Section], facts: Facts) -> ProfileFile:
     """Return one file, its expressions evaluated and its tables checked, without its parents."""
     name, path, text = file_text.name, file_text.path, file_text.text
-    if len(text) > MAX_BYTES:
-        raise ConfigError(f"profile {path} is larger than {MAX_BYTES} bytes")
+    check_size(path, text.encode())
     origin: TemplateLines | None = None
     if path.endswith(SUFFIX):
         text, origin = render_template(path, text, facts)
-    raw = _parsed(path, text, origin)
+    raw = _parse_toml(path, text, origin)
     file = ProfileFile(name, path, TomlLines(text), origin)
     _ProfileReader(file, kinds, facts).read(raw)
     return file
 
 
-def _parsed(path: str, text: str, origin: TemplateLines | None) -> Table:
+def check_size(path: str, data: bytes) -> None:
+    """Raise `ConfigError` if the file has more than `MAX_BYTES`."""
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"profile {path} is larger than {MAX_BYTES} bytes")
+
+
+def _parse_toml(path: str, text: str, origin: TemplateLines | None) -> Table:
     mapped = origin.mapped if origin else str
     excess = find_excess(text)
     if excess is not None:
@@ -140,21 +145,21 @@ class _ProfileReader:
         file.header = self._header(raw)
         if file.header and file.header.fits:
             file.fits = self._condition(("fits",), file.header.fits)
-        file.blocks.append(self._block((), own, holds=True))
+        file.blocks.append(self._block((), own, applies=True))
         if not isinstance(whens, list):
-            file.wrong(("when",), "is written [[when]], with an `if`")
+            file.add_error(("when",), "is written [[when]], with an `if`")
             whens = []
         for number, when in enumerate(whens):
             if isinstance(when, dict):
                 file.blocks.append(self._when(("when", number), when))
             else:
-                file.wrong(("when", number), "is not a table")
+                file.add_error(("when", number), "is not a table")
 
     def _header(self, raw: Table) -> Header | None:
         fields = [f.encode_name for f in msgspec.structs.fields(Header)]
         for key in raw.keys() - set(fields):
             known = ", ".join([*fields, "when", *self._kinds])
-            self._file.wrong((key,), f"unknown; known are {known}")
+            self._file.add_error((key,), f"unknown; known are {known}")
         given = {key: value for key, value in raw.items() if key in fields}
         decoded: Header | None = self._decode(given, Header, ())
         return decoded
@@ -162,50 +167,50 @@ class _ProfileReader:
     def _when(self, at: Place, raw: Table) -> FileBlock:
         tables = {key: value for key, value in raw.items() if key != "if"}
         for key in tables.keys() - self._kinds.keys():
-            self._file.wrong((*at, key), f"unknown; known are if, {', '.join(self._kinds)}")
-        condition, holds = raw.get("if"), False
+            self._file.add_error((*at, key), f"unknown; known are if, {', '.join(self._kinds)}")
+        condition, applies = raw.get("if"), False
         if isinstance(condition, str):
-            holds = self._condition((*at, "if"), condition)
+            applies = self._condition((*at, "if"), condition)
         else:
-            self._file.wrong((*at, "if"), "is required: an expression of facts, as text")
+            self._file.add_error((*at, "if"), "is required: an expression of facts, as text")
         tables = {key: value for key, value in tables.items() if key in self._kinds}
-        return self._block(at, tables, holds=holds)
+        return self._block(at, tables, applies=applies)
 
     def _condition(self, at: Place, text: str) -> bool:
-        value = self._evaluate(at, text)
+        value = self._evaluate_text(at, text)
         if value is not None and not isinstance(value, bool):
-            self._file.wrong(at, f"{text!r} is neither true nor false")
+            self._file.add_error(at, f"{text!r} is neither true nor false")
         return value is True
 
-    def _block(self, at: Place, tables: Table, *, holds: bool) -> FileBlock:
+    def _block(self, at: Place, tables: Table, *, applies: bool) -> FileBlock:
         """Return evaluated tables; tables whose condition is false are checked too."""
         evaluated: Table = {}
         for kind, table in tables.items():
             if not isinstance(table, dict):
-                self._file.wrong((*at, kind), "is not a table")
+                self._file.add_error((*at, kind), "is not a table")
                 continue
             before = len(self._file.errors)
-            value = self._evaluated((*at, kind), table, holds=holds)
-            if len(self._file.errors) == before and _is_whole(value):
+            value = self._evaluate_table((*at, kind), table, applies=applies)
+            if len(self._file.errors) == before and _is_evaluated(value):
                 self._decode(value, self._kinds[kind].section, (*at, kind))
             evaluated[kind] = value
-        return FileBlock(at, evaluated, holds)
+        return FileBlock(at, evaluated, applies)
 
-    def _evaluated(self, at: Place, value: Any, *, holds: bool) -> Any:
+    def _evaluate_table(self, at: Place, value: Any, *, applies: bool) -> Any:
         if isinstance(value, dict):
-            return {k: self._evaluated((*at, k), v, holds=holds) for k, v in value.items()}
+            return {k: self._evaluate_table((*at, k), v, applies=applies) for k, v in value.items()}
         if isinstance(value, list):
-            return [self._evaluated((*at, n), v, holds=holds) for n, v in enumerate(value)]
+            return [self._evaluate_table((*at, n), v, applies=applies) for n, v in enumerate(value)]
         if isinstance(value, str) and value.startswith("="):
-            result = self._evaluate(at, value[1:], must=holds)
-            return _NO_VALUE if result is None else result
+            result = self._evaluate_text(at, value[1:], is_required=applies)
+            return _NOT_EVALUATED if result is None else result
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            self._file.wrong(at, "a number is beyond 64 bits")
-            return _NO_VALUE
+            self._file.add_error(at, "a number is beyond 64 bits")
+            return _NOT_EVALUATED
         return value
 
-    def _evaluate(self, at: Place, text: str, *, must: bool = True) -> Any:
-        """Return the value of an expression; None if it has none, which is an error with `must`.
+    def _evaluate_text(self, at: Place, text: str, *, is_required: bool = True) -> Any:
+        """Return the value of an expression, or None. With `is_required` None is an error.
 
         Its grammar and the names of its facts are checked in any case.
         """
@@ -215,8 +220,8 @@ class _ProfileReader:
             known = expression.facts <= self._facts.keys()
             return expression.evaluate(self._facts)
         except ExpressionError as e:
-            if must or not known:
-                self._file.wrong(at, f"{e}; {e.hint}" if e.hint else str(e))
+            if is_required or not known:
+                self._file.add_error(at, f"{e}; {e.hint}" if e.hint else str(e))
             return None
 
     def _decode(self, raw: Any, kind: Any, at: Place) -> Any:
@@ -232,29 +237,29 @@ class _ProfileReader:
         except msgspec.ValidationError as e:
             reason, _, inside = str(e).partition(" - at `$")
             names = re.findall(r"\[(\d+)\]|\.(\w+)", inside)
-            self._file.wrong((*at, *(int(n) if n else name for n, name in names)), reason)
+            self._file.add_error((*at, *(int(n) if n else name for n, name in names)), reason)
             return None
 
     def _decode_struct(self, raw: Table, kind: type[msgspec.Struct], at: Place) -> Any:
         fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
         before = len(self._file.errors)
         for name in raw.keys() - fields.keys():
-            self._file.wrong((*at, name), f"unknown; known are {', '.join(fields)}")
+            self._file.add_error((*at, name), f"unknown; known are {', '.join(fields)}")
         values = {}
         for name, about in fields.items():
             if name in raw:
                 values[name] = self._decode(raw[name], about.type, (*at, name))
             elif about.required:
-                self._file.wrong((*at, name), "is required")
+                self._file.add_error((*at, name), "is required")
         return kind(**values) if len(self._file.errors) == before else None
 
 
-def _is_whole(value: Any) -> bool:
+def _is_evaluated(value: Any) -> bool:
     if isinstance(value, dict):
-        return all(_is_whole(v) for v in value.values())
+        return all(_is_evaluated(v) for v in value.values())
     if isinstance(value, list):
-        return all(_is_whole(v) for v in value)
-    return value is not _NO_VALUE
+        return all(_is_evaluated(v) for v in value)
+    return value is not _NOT_EVALUATED
 
 
 def _without_none(kind: Any) -> Any:

@@ -22,10 +22,10 @@ from wire.toml_limits import parse_toml
 
 CONFIG = "/etc/twine/sidekick.toml"
 KEXEC = ("/usr/sbin/kexec", "/sbin/kexec")
-MOST_REBOOTS = 3
+MAX_REBOOTS = 3
 WINDOW_S = 3600.0
 """At most 3 reboots in this time, in seconds: a caller may request reboots in a loop."""
-Reboots = tuple[Rebooted | float, ...]
+RecordedReboots = tuple[Rebooted | float, ...]
 
 
 class RebootConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,7 +39,7 @@ class RebootConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether `sidekick verify --timer` restores values changed by hand, or only reports them."""
 
 
-class Way(msgspec.Struct, frozen=True):
+class RebootMethod(msgspec.Struct, frozen=True):
     """How the host gets its new command line."""
 
     name: str
@@ -59,32 +59,32 @@ def read_config(host: Host) -> RebootConfig:
         raise ConfigError(f"cannot use {CONFIG}: {e}") from e
 
 
-def recent(host: Host, reboots: Reboots) -> Reboots:
+def recent(host: Host, reboots: RecordedReboots) -> RecordedReboots:
     """Return the reboots within the last hour, which count against the next one.
 
     The age of a reboot is the sum of the uptimes since: after a boot the clock may be wrong. For
     reboots that an earlier release recorded only the time is known; a time in the future counts.
     """
-    found: list[Rebooted | float] = []
+    counted: list[Rebooted | float] = []
     since_s = host.monotonic()
-    for each in reversed(reboots):
-        if isinstance(each, Rebooted):
-            if each.boot_id == host.hardware.boot_id:
+    for reboot in reversed(reboots):
+        if isinstance(reboot, Rebooted):
+            if reboot.boot_id == host.hardware.boot_id:
                 continue  # requested, but it did not happen
-            found += [each] if since_s < WINDOW_S else []
-            since_s += each.uptime_s
-        elif host.now() - each < WINDOW_S:
-            found.append(each)
-    return tuple(reversed(found))
+            counted += [reboot] if since_s < WINDOW_S else []
+            since_s += reboot.uptime_s
+        elif host.now() - reboot < WINDOW_S:
+            counted.append(reboot)
+    return tuple(reversed(counted))
 
 
-def noted(host: Host, reboots: Reboots) -> Reboots:
+def with_this_boot(host: Host, reboots: RecordedReboots) -> RecordedReboots:
     """Return the recent reboots and, once, the end of this boot."""
     ends = Rebooted(boot_id=host.hardware.boot_id, uptime_s=host.monotonic())
     return (*recent(host, reboots), ends)
 
 
-def came_back_without(target: Target, attempt: Attempt) -> Failure:
+def failed_attempt(target: Target, attempt: Attempt) -> Failure:
     """Return the failure of a target whose reboot did not have its effect."""
     reason = (
         f"the host was rebooted for it ({attempt.way}) and came back without "
@@ -113,69 +113,92 @@ def begin(
                 hint="drain the machine first; the profile stays staged",
             )
         config = read_config(host)
-        way = choose(host, config, observation.boot, observation.wanted, record.reboots)
+        boot, wanted = observation.boot, observation.wanted
+        method = choose_method(host, config, boot, wanted, record.reboots)
+        method = prepare(host, method, boot, wanted)
         boot_id, now = host.hardware.boot_id, host.now()
-        attempt = Attempt(boot_id=boot_id, purpose=purpose, way=way.name, at=now)
-        state.save(replace(record, attempt=attempt, reboots=noted(host, record.reboots)))
-        report = replace(report, detail=f"rebooting by {way.name}")
+        attempt = Attempt(boot_id=boot_id, purpose=purpose, way=method.name, at=now)
+        state.save(replace(record, attempt=attempt, reboots=with_this_boot(host, record.reboots)))
+        report = replace(report, detail=f"rebooting by {method.name}")
         state.write_status(report)
-        host.log.info("reboot", extra={"way": way.name, "purpose": attempt.purpose})
-        carry_out(host, way, observation.boot, observation.wanted)
+        host.log.info("reboot", extra={"way": method.name, "purpose": attempt.purpose})
+        start(host, method, boot, wanted)
     except (Unprocessable, HostError) as e:
         state.write_status(replace(report, detail=str(e)))
         raise
     return report
 
 
-def choose(
-    host: Host, config: RebootConfig, boot: BootLine, wanted: WantedBoot, reboots: Reboots
-) -> Way:
+def choose_method(
+    host: Host, config: RebootConfig, boot: BootLine, wanted: WantedBoot, reboots: RecordedReboots
+) -> RebootMethod:
     """Return how to reboot into the wanted line.
 
     Raises `Unprocessable` if the host would boot its old line, or was rebooted too often.
     """
-    if len(recent(host, reboots)) >= MOST_REBOOTS:
+    if len(recent(host, reboots)) >= MAX_REBOOTS:
         raise Unprocessable(
-            f"no reboot: the host was rebooted {MOST_REBOOTS} times within "
+            f"no reboot: the host was rebooted {MAX_REBOOTS} times within "
             f"{WINDOW_S / 60:.0f} minutes for its profile",
             hint="`sidekick status` shows the purpose of each; reboot by hand if necessary",
         )
-    kernel, initrd, reason = _kexec(host, config, wanted)
+    kernel, initrd, reason = _kexec_files(host, config, wanted)
     reason = reason or boot.why_no_kexec_line(wanted)
     ours = any(group != GUARD for group in wanted.groups) and wanted.entry is not None
-    why_not_once = boot.loader.why_not_once(host) if ours else ""
+    why_no_boot_once = boot.loader.why_no_boot_once(host) if ours else ""
     if not reason:
-        return Way("kexec", kernel, initrd, once=ours and not why_not_once)
-    if not why_not_once:
-        return Way("reboot", once=ours)
+        return RebootMethod("kexec", kernel, initrd, once=ours and not why_no_boot_once)
+    if not why_no_boot_once:
+        return RebootMethod("reboot", once=ours)
     raise Unprocessable(
-        f"no reboot: it would restore the old command line ({why_not_once}), and kexec is not "
+        f"no reboot: it would restore the old command line ({why_no_boot_once}), and kexec is not "
         f"possible ({reason})",
         hint=f"name a kernel in {CONFIG} (kexec_kernel, kexec_initrd), or change the line in "
         "the boot loader and reboot by hand",
     )
 
 
-def carry_out(host: Host, way: Way, boot: BootLine, wanted: WantedBoot) -> None:
-    """Start the reboot; returns while the host goes down. Raises `HostError`."""
-    if way.name == "kexec":
-        load = ["kexec", "-l", way.kernel, f"--command-line={boot.kexec_line(wanted)}"]
-        if way.initrd:
-            load.append(f"--initrd={way.initrd}")
+def prepare(host: Host, method: RebootMethod, boot: BootLine, wanted: WantedBoot) -> RebootMethod:
+    """Load the kernel for kexec, or select sidekick's entry for the next boot; return the method.
+
+    If the kernel refuses kexec, the boot loader is the method. Raises `HostError` if there is none.
+    """
+    if method.name == "kexec":
+        load = ["kexec", "-l", method.kernel, f"--command-line={boot.kexec_line(wanted)}"]
+        if method.initrd:
+            load.append(f"--initrd={method.initrd}")
         try:
             host.processes.run(load, timeout_s=120.0)
+            return method
+        except ProgramError as e:
+            return _without_kexec(host, method, boot, wanted, e)
+    if method.once:
+        boot.loader.boot_once(host)
+    return method
+
+
+def start(host: Host, method: RebootMethod, boot: BootLine, wanted: WantedBoot) -> None:
+    """Start the prepared reboot; returns while the host goes down. Raises `HostError`."""
+    if method.name == "kexec":
+        try:
             host.processes.run(["systemctl", "kexec"])
             return
         except ProgramError as e:
-            if wanted.entry is not None and not way.once:
-                e.hint = "the kernel may refuse kexec (Secure Boot); no boot loader has the line"
-                raise
-    if way.once:
-        boot.loader.boot_once(host)
+            _without_kexec(host, method, boot, wanted, e)
     host.processes.run(["systemctl", "reboot"])
 
 
-def _kexec(host: Host, config: RebootConfig, wanted: WantedBoot) -> tuple[str, str, str]:
+def _without_kexec(
+    host: Host, method: RebootMethod, boot: BootLine, wanted: WantedBoot, error: ProgramError
+) -> RebootMethod:
+    """Return the method through the boot loader, prepared; raise `error` if it would not help."""
+    if wanted.entry is not None and not method.once:
+        error.hint = "the kernel may refuse kexec (Secure Boot); no boot loader has the line"
+        raise error
+    return prepare(host, RebootMethod("reboot", once=method.once), boot, wanted)
+
+
+def _kexec_files(host: Host, config: RebootConfig, wanted: WantedBoot) -> tuple[str, str, str]:
     """Return kernel and initial RAM disk to load, and why kexec is impossible ("" if it is not)."""
     version = next(iter(wanted.groups.get(VERSION, ())), host.hardware.kernel)
     kernel = config.kexec_kernel or f"/boot/vmlinuz-{version}"

@@ -32,11 +32,13 @@ class RunResults:
         self.written: list[SettingChange] = []
         self.reports: dict[str, SettingReport] = {}
 
-    def begin(self, change: SettingChange) -> None:
-        """Record that a change is about to be written; only its last write counts."""
+    def record_attempt(self, change: SettingChange) -> None:
+        """Record that a change is about to be written, and drop an earlier write of its setting."""
         self.written = [c for c in self.written if c.setting != change.setting] + [change]
 
-    def made(self, change: SettingChange, applied: Applied, took_s: float, *, wanted: bool) -> None:
+    def record_result(
+        self, change: SettingChange, applied: Applied, took_s: float, *, wanted: bool
+    ) -> None:
         """Record the result of a write; `wanted` is whether the profile asks for the setting."""
         took_ms = took_s * 1000
         outcome = applied.outcome
@@ -54,14 +56,14 @@ class RunResults:
             took_ms=round(took_ms, 3),
         )
 
-    def left_to_boot(self, change: SettingChange) -> None:
+    def record_left_to_boot(self, change: SettingChange) -> None:
         """Record that the next boot restores an original that the kernel refused."""
         self.written = [c for c in self.written if c.setting != change.setting]
         made = self.reports[change.setting]
         outcome, detail = ApplyOutcome.PENDING_REBOOT, f"{made.detail}; {LEFT_TO_BOOT}"
         self.reports[change.setting] = replace(made, outcome=outcome, detail=detail)
 
-    def verified(self, report: SettingReport) -> None:
+    def record_verified(self, report: SettingReport) -> None:
         """Record the report of a setting that the run did not have to change."""
         if report.setting not in self.reports or report.setting == LINE:
             already = report.outcome is ApplyOutcome.APPLIED
@@ -69,14 +71,14 @@ class RunResults:
                 replace(report, outcome=ApplyOutcome.ALREADY) if already else report
             )
 
-    def undone(self, change: SettingChange) -> None:
+    def record_undone(self, change: SettingChange) -> None:
         """Record that a change was undone; the report of a refused one keeps its reason."""
         made = self.reports[change.setting]
         if made.outcome is not ApplyOutcome.FAILED:
             made = replace(made, outcome=ApplyOutcome.UNDONE, actual=change.before, detail="")
         self.reports[change.setting] = made
 
-    def not_undone(self, change: SettingChange, reason: str) -> None:
+    def record_undo_failure(self, change: SettingChange, reason: str) -> None:
         """Record that a change could not be undone."""
         name, failed = change.setting, ApplyOutcome.FAILED
         made = self.reports.get(name) or SettingReport(
@@ -89,14 +91,14 @@ class RunResults:
         return {name for name, report in self.reports.items() if report.outcome in outcomes}
 
     def report(
-        self, record: Record, standing: ProfileState, detail: str = "", *, undone: bool = False
+        self, record: Record, state: ProfileState, detail: str = "", *, undone: bool = False
     ) -> Report:
         """Return the report of the run so far."""
         report = Report(
             name=self._target.name,
             generation=self._target.generation,
             epoch=self._target.epoch,
-            state=standing,
+            state=state,
             detail=detail,
             settings=list(self.reports.values()),
             took_ms=round((self._host.monotonic() - self._began) * 1000, 3),

@@ -103,9 +103,9 @@ class Setting:
     """Its section of a profile, and the first part of its settings' names."""
     section: ClassVar[Any]
     """The type of that section: a Struct that forbids unknown fields, or a dict."""
-    carries_others: ClassVar[bool] = False
+    has_dependents: ClassVar[bool] = False
     """Whether other kinds depend on it: it is set before them, and restored after them."""
-    brings_settings: ClassVar[bool] = False
+    adds_settings: ClassVar[bool] = False
     """Whether settings of other kinds may exist only once it is set."""
     interdependent: ClassVar[bool] = False
     """Whether its values limit or change each other. Then sidekick searches for an order of writes
@@ -163,13 +163,13 @@ class Setting:
         """Return settings that change with it: their originals are kept too."""
         return ()
 
-    def changes_too(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
+    def side_effects(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
         """Return settings that the kernel changes with it, for as long as it is in force."""
         return ()
 
     def claims(self, setting: str) -> tuple[str, ...]:
         """Return the settings whose originals must be kept before it is changed."""
-        return (setting, *self.partners(setting), *self.changes_too(setting))
+        return (setting, *self.partners(setting), *self.side_effects(setting))
 
     def touches(self, setting: str) -> tuple[str, ...]:
         """Return the names (such as paths) of what it sets; other kinds use the same names.
@@ -178,7 +178,7 @@ class Setting:
         """
         return (setting,)
 
-    def lacking(self, setting: str) -> str:  # noqa: ARG002
+    def why_missing(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host may not have it, for the report."""
         return "this kernel lacks it"
 
@@ -268,7 +268,7 @@ class Setting:
             outcome=outcome,
             wanted=wanted.value,
             actual=actual or "-",
-            detail=self.lacking(wanted.setting) if actual is None else "",
+            detail=self.why_missing(wanted.setting) if actual is None else "",
         )
 
     def undo(self, host: Host, change: SettingChange) -> None:
@@ -284,7 +284,7 @@ class Setting:
         if not self.same(actual, value):
             raise KernelFileError(f"cannot restore {setting} to {value!r}: it reads {actual!r}")
 
-    def blame(self, host: Host, report: SettingReport) -> str:  # noqa: ARG002
+    def cause_of_drift(self, host: Host, report: SettingReport) -> str:  # noqa: ARG002
         """Return which program may have changed what drifted, "" where that is unknown."""
         return ""
 

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from sidekick.disk import Disk, is_full, translated
 from sidekick.journal import Began, Run, Step, line_of, replay
-from sidekick.look import KEPT
+from sidekick.look import READS
 from sidekick.record import SCHEMA, Record
 from sidekick.report import Report
 from wire.errors import Busy, Forbidden, HostError
@@ -70,7 +70,7 @@ class StateFolder(msgspec.Struct, frozen=True):
 
     def save(self, record: Record) -> None:
         """Replace the record."""
-        self._insist(lambda: self._write("state.json", record))
+        self._write_with_reserve(lambda: self._write("state.json", record))
 
     def reserve(self) -> None:
         """Reserve space for the record and the journal. Raises `HostError` if there is none."""
@@ -94,13 +94,13 @@ class StateFolder(msgspec.Struct, frozen=True):
             with contextlib.suppress(HostError):
                 self.disk.remove(self.folder / "status.json")
 
-    def keep(self, data: bytes) -> None:
+    def save_reads(self, data: bytes) -> None:
         """Store what `look.py` reads again, until a sidekick takes the lock.
 
         There is no fsync: after a boot it is not used. Without it the timer runs a full `verify`.
         """
-        path = self.folder / KEPT
-        temporary = path.with_name(KEPT + ".new")
+        path = self.folder / READS
+        temporary = path.with_name(READS + ".new")
         try:
             temporary.write_bytes(data)
             temporary.replace(path)
@@ -110,11 +110,11 @@ class StateFolder(msgspec.Struct, frozen=True):
 
     def begin(self, began: Began) -> None:
         """Start the journal of a run, in place of one that was interrupted."""
-        self._insist(lambda: self.disk.write(self._journal, line_of(began) + "\n"))
+        self._write_with_reserve(lambda: self.disk.write(self._journal, line_of(began) + "\n"))
 
     def step(self, step: Step) -> None:
         """Append one step of the run to the journal."""
-        self._insist(lambda: self.disk.append(self._journal, line_of(step)))
+        self._write_with_reserve(lambda: self.disk.append(self._journal, line_of(step)))
 
     def end(self) -> None:
         """Remove the journal at the end of the run."""
@@ -156,8 +156,8 @@ class StateFolder(msgspec.Struct, frozen=True):
             with contextlib.suppress(OSError):  # a full disk: only messages use the holder's id
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-            with translated(f"cannot remove {self.folder / KEPT}"):
-                (self.folder / KEPT).unlink(missing_ok=True)
+            with translated(f"cannot remove {self.folder / READS}"):
+                (self.folder / READS).unlink(missing_ok=True)
             yield
         finally:
             os.close(fd)
@@ -192,7 +192,7 @@ class StateFolder(msgspec.Struct, frozen=True):
                 "values as the originals",
             ) from e
 
-    def _insist(self, write: Callable[[], None]) -> None:
+    def _write_with_reserve(self, write: Callable[[], None]) -> None:
         """Write data that must not be lost: on a full disk free the reserve first."""
         try:
             write()

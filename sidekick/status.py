@@ -15,10 +15,10 @@ from sidekick.report import ApplyOutcome, ProfileState, Report, SettingReport
 from sidekick.setting import Host
 from sidekick.settings import setting_of
 from sidekick.state import StateFolder
-from sidekick.targets import rendered_again
+from sidekick.targets import render_again
 from wire.errors import HostError, TwineError
 
-NEW_HERE = "the host lacked it when the profile was applied; apply the profile again"
+NEW_SETTING = "the host lacked it when the profile was applied; apply the profile again"
 
 
 def state_of(reports: Iterable[SettingReport], name: str) -> ProfileState:
@@ -38,7 +38,7 @@ def verify(host: Host, state: StateFolder) -> Report:
     began = host.monotonic()
     record = state.load()
     last = state.read_status()
-    report = _looked_at(host, state, record, last)
+    report = _compare(host, state, record, last)
     report = replace(report, took_ms=round((host.monotonic() - began) * 1000, 3))
     state.write_status(report)
     return report
@@ -57,10 +57,10 @@ def status(host: Host, state: StateFolder) -> Report:
         )
     was_killed = last is not None and last.state is ProfileState.APPLYING
     if unfinished is None and (was_killed or (last is None and record.applied)):
-        return _looked_at(host, state, record, last)
+        return _compare(host, state, record, last)
     rebooted = bool(record.boot_id) and record.boot_id != host.hardware.boot_id
     if unfinished or rebooted:
-        return _judged(host, state, record, last.settings if last else [])
+        return _report_of(host, state, record, last.settings if last else [])
     return last or Report()
 
 
@@ -74,45 +74,51 @@ def refuse(host: Host, state: StateFolder, target: Target, error: TwineError) ->
     with contextlib.suppress(HostError):
         state.save(record)
     last = state.read_status()
-    report = replace(_judged(host, state, record, last.settings if last else []), command="apply")
+    report = replace(
+        _report_of(host, state, record, last.settings if last else []), command="apply"
+    )
     state.write_status(report)
     return report
 
 
-def _looked_at(host: Host, state: StateFolder, record: Record, last: Report | None) -> Report:
+def _compare(host: Host, state: StateFolder, record: Record, last: Report | None) -> Report:
     """Compare the host with what its profile asks for with the present facts."""
     applied = record.applied or Target()
-    target, problem = rendered_again(applied, host)
+    target, problem = render_again(applied, host)
     applied_names = {wanted.setting for wanted in applied.wanted}
     found = HostObservation(host, record, target).verify()
     reports = [
-        replace(report, detail=NEW_HERE)
+        replace(report, detail=NEW_SETTING)
         if report.outcome is ApplyOutcome.DRIFTED and report.setting not in {*applied_names, LINE}
-        else _blamed(host, report, last)
+        else _with_cause(host, report, last)
         for report in found
     ]
-    report = _judged(host, state, record, reports)
+    report = _report_of(host, state, record, reports)
     if problem and report.state is ProfileState.VERIFIED:
         return replace(report, state=ProfileState.DRIFTED, detail=problem)
     return report
 
 
-def _blamed(host: Host, report: SettingReport, last: Report | None) -> SettingReport:
+def _with_cause(host: Host, report: SettingReport, last: Report | None) -> SettingReport:
     """Return the report of a drifted setting with the time and the program, as far as known.
 
-    A drift that was reported before keeps its detail.
+    A drift that was reported earlier keeps its detail.
     """
     if report.outcome is not ApplyOutcome.DRIFTED or report.detail:
         return report
-    before = next((s for s in last.settings if s.setting == report.setting), None) if last else None
-    if before and before.outcome is ApplyOutcome.DRIFTED and before.actual == report.actual:
-        return replace(report, detail=before.detail)
-    who = "" if report.setting == LINE else setting_of(report.setting).blame(host, report)
-    since = f"changed after {moment_text(last.at)}" if last and last.at else ""
-    return replace(report, detail=", ".join(filter(None, (since, who))))
+    earlier = (
+        next((s for s in last.settings if s.setting == report.setting), None) if last else None
+    )
+    if earlier and earlier.outcome is ApplyOutcome.DRIFTED and earlier.actual == report.actual:
+        return replace(report, detail=earlier.detail)
+    cause = (
+        "" if report.setting == LINE else setting_of(report.setting).cause_of_drift(host, report)
+    )
+    since = f"changed after {date_text(last.at)}" if last and last.at else ""
+    return replace(report, detail=", ".join(filter(None, (since, cause))))
 
 
-def moment_text(at: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
+def date_text(at: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
     """Return seconds since 1970 as a date in UTC; beyond the calendar as a number of seconds."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime(form)
@@ -120,19 +126,19 @@ def moment_text(at: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
         return f"{at:g} s since 1970"
 
 
-def _judged(
+def _report_of(
     host: Host, state: StateFolder, record: Record, reports: Sequence[SettingReport]
 ) -> Report:
-    """Return the report on a host without a running sidekick."""
+    """Return the report on a host on which no sidekick runs."""
     target, last = record.applied or Target(), state.read_status()
-    standing, detail = state_of(reports, target.name), ""
+    profile_state, detail = state_of(reports, target.name), ""
     unfinished = state.unfinished()
     if unfinished:
-        target, standing = unfinished.began.target, ProfileState.DEGRADED
+        target, profile_state = unfinished.began.target, ProfileState.DEGRADED
         detail = unfinished.describe(running=False)
         detail += "; the next apply-profile, resume or rollback finishes or undoes it"
     elif record.failure:
-        standing, detail = ProfileState.DEGRADED, record.failure.reason
+        profile_state, detail = ProfileState.DEGRADED, record.failure.reason
         failure = record.failure
         target = Target(name=failure.name, generation=failure.generation, epoch=failure.epoch)
     elif record.trial and record.trial.boot_id == host.hardware.boot_id:
@@ -140,13 +146,13 @@ def _judged(
         detail = f"on trial for {left_s:.0f} s more: `sidekick confirm` keeps it"
     elif record.boot_id and record.boot_id != host.hardware.boot_id:
         detail = "the host was rebooted since, and its profile is not applied again yet"
-        if target.name and standing in (ProfileState.VERIFIED, ProfileState.PENDING_REBOOT):
-            standing = ProfileState.DRIFTED
+        if target.name and profile_state in (ProfileState.VERIFIED, ProfileState.PENDING_REBOOT):
+            profile_state = ProfileState.DRIFTED
     return Report(
         name=target.name,
         generation=target.generation,
         epoch=target.epoch,
-        state=standing,
+        state=profile_state,
         detail=detail,
         settings=list(reports),
         at=host.now(),

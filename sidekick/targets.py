@@ -24,7 +24,7 @@ def target_of(profile: Profile, host: Host, generation: int = 0, epoch: int = 0)
     errors = [error for setting in settings for error in setting.check(profile)]
     if not errors:
         wanted = [w for setting in settings for w in setting.wanted(profile, host)]
-        errors = [*_twice(wanted), *boot.conflicts(contributions(wanted, ""))]
+        errors = [*_conflicts(wanted), *boot.conflicts(contributions(wanted, ""))]
     if errors:
         raise ConfigError(f"profile {profile.name} cannot be used", errors=tuple(errors))
     return Target(
@@ -36,7 +36,7 @@ def target_of(profile: Profile, host: Host, generation: int = 0, epoch: int = 0)
     )
 
 
-def rendered_again(target: Target, host: Host) -> tuple[Target, str]:
+def render_again(target: Target, host: Host) -> tuple[Target, str]:
     """Return what an applied profile asks of the host now, from the files it was applied from.
 
     Disks, interfaces and processors come and go. A target of an earlier release has no files and is
@@ -64,14 +64,14 @@ def of_kind(setting: Setting, wanted: Iterable[WantedSetting]) -> list[WantedSet
     return [w for w in wanted if setting.owns(w.setting)]
 
 
-def _twice(wanted: Iterable[WantedSetting]) -> list[FieldError]:
+def _conflicts(wanted: Iterable[WantedSetting]) -> list[FieldError]:
     """Return an error for each setting that sets the same thing as another one."""
     owners: dict[str, str] = {}
     errors = []
     for each in wanted:
-        for thing in setting_of(each.setting).touches(each.setting):
-            other = owners.setdefault(thing, each.setting)
+        for path in setting_of(each.setting).touches(each.setting):
+            other = owners.setdefault(path, each.setting)
             if other != each.setting:
-                reason = f"sets {thing}, which {other} also sets (in {each.source})"
+                reason = f"sets {path}, which {other} also sets (in {each.source})"
                 errors.append(FieldError(field=each.setting, reason=reason))
     return errors

@@ -59,7 +59,7 @@ def render_template(path: str, text: str, facts: Facts) -> tuple[str, TemplateLi
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        extensions=[_marker()],
+        extensions=[_line_marker()],
     )
     try:
         parts: list[str] = []
@@ -78,7 +78,7 @@ def render_template(path: str, text: str, facts: Facts) -> tuple[str, TemplateLi
         ) from e
     except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError, LookupError) as e:
         raise ConfigError(f"profile {path} cannot be rendered: {e}{_line_of(e)}") from e
-    return _unmarked("".join(parts))
+    return _without_marks("".join(parts))
 
 
 def _nested(facts: Facts) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _nested(facts: Facts) -> dict[str, Any]:
     return {group: SimpleNamespace(**values) for group, values in groups.items()}
 
 
-def _marker() -> Any:
+def _line_marker() -> Any:
     """Return an extension that writes the number of its line before each end of a line."""
     from jinja2.ext import Extension
     from jinja2.lexer import Token
@@ -108,7 +108,7 @@ def _marker() -> Any:
     return Marker
 
 
-def _unmarked(text: str) -> tuple[str, TemplateLines]:
+def _without_marks(text: str) -> tuple[str, TemplateLines]:
     lines, found = [], list[int]()
     for line in text.split("\n"):
         marks = _MARK.findall(line)

@@ -27,7 +27,7 @@ class TomlLines:
         table: tuple[str | int, ...] = ()
         key: tuple[str | int, ...] = ()
         members = -1
-        for number, line in enumerate(text.splitlines(), start=1):
+        for number, line in enumerate(text.split("\n"), start=1):
             header, pair = _TABLE.fullmatch(line), _PAIR.fullmatch(line)
             if members >= 0 and not pair and not header:
                 if _MEMBER.fullmatch(line):
@@ -36,7 +36,7 @@ class TomlLines:
                 continue
             members = -1
             if header:
-                table = self._table(_names(header[2]), many=header[1] == "[[")
+                table = self._table_path(_names(header[2]), many=header[1] == "[[")
                 self._lines.setdefault(table, number)
             elif pair:
                 key = (*table, *_names(pair[1]))
@@ -48,7 +48,7 @@ class TomlLines:
         parts = (tuple(path[:n]) for n in range(len(path), 0, -1))
         return next((self._lines[p] for p in parts if p in self._lines), 1)
 
-    def _table(self, names: tuple[str, ...], *, many: bool) -> tuple[str | int, ...]:
+    def _table_path(self, names: tuple[str, ...], *, many: bool) -> tuple[str | int, ...]:
         first = names[0]
         if many and len(names) == 1:
             self._arrays[first] = self._arrays.get(first, -1) + 1

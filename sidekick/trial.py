@@ -17,7 +17,7 @@ from sidekick.report import ProfileState, Report
 from sidekick.setting import Host
 from sidekick.state import StateFolder
 from sidekick.status import verify
-from sidekick.upkeep import is_over
+from sidekick.unattended import is_over
 from wire.errors import Conflict, HostError, TwineError
 from wire.units import seconds_text
 
@@ -37,10 +37,10 @@ def begin(
         _start_timer(host, for_s, revert)
         report = run.carry_out()
     except TwineError:
-        _time_recorded(host, state, revert)
+        _reset_timer(host, state, revert)
         raise
     if report.state is not ProfileState.VERIFIED:
-        _time_recorded(host, state, revert)
+        _reset_timer(host, state, revert)
         return report
     report = replace(
         report, detail=f"on trial for {seconds_text(for_s)}: `sidekick confirm` keeps it"
@@ -79,10 +79,11 @@ def _start_timer(host: Host, for_s: float, revert: list[str]) -> None:
     host.processes.run(["systemd-run", "--collect", *options, *revert])
 
 
-def _time_recorded(host: Host, state: StateFolder, revert: list[str]) -> None:
-    """Set the timer to the end of the recorded trial: an earlier one, or one that is half undone.
+def _reset_timer(host: Host, state: StateFolder, revert: list[str]) -> None:
+    """Set the timer to the end of the trial in the record; stop it if there is none.
 
-    Without one stop the timer. If that fails, `watch` of the verify timer ends the trial.
+    After a failed `try` that is an earlier trial, or this one if it could not be undone. If this
+    fails, the verify timer ends the trial.
     """
     with contextlib.suppress(TwineError):
         trial = state.load().trial

@@ -48,7 +48,7 @@ REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class UnconvertedLine:
     """A line that could not be converted."""
 
     where: str
@@ -63,7 +63,7 @@ class Converted:
 
     name: str
     text: str = ""
-    left: list[Left] = field(default_factory=list)
+    left: list[UnconvertedLine] = field(default_factory=list)
 
 
 Tables = dict[str, dict[str, Any]]
@@ -80,7 +80,7 @@ def convert(folder: Path, refusal: Refusal) -> list[Converted]:
             f"{folder} has no {FILE}", hint="try /usr/lib/tuned/profiles or /usr/lib/tuned"
         )
     known = {path.parent.name for path in paths}
-    for name, folders in groupby(sorted(known, key=_name), _name):
+    for name, folders in groupby(sorted(known, key=_profile_name), _profile_name):
         same = [*folders]
         if not name or same[1:]:
             raise InvalidInput(
@@ -91,7 +91,7 @@ def convert(folder: Path, refusal: Refusal) -> list[Converted]:
 
 
 def _convert(path: Path, known: set[str], refusal: Refusal) -> Converted:
-    done = Converted(_name(path.parent.name))
+    done = Converted(_profile_name(path.parent.name))
     lines = read_lines(path.read_text(errors="replace"))
     variables = {line.key: line.value for line in lines if line.section == "variables"}
     instances = instances_of(lines, variables)
@@ -105,23 +105,23 @@ def _convert(path: Path, known: set[str], refusal: Refusal) -> Converted:
                 continue
             value = substituted(line.value, variables)
             if instance.kind == "main":
-                _of_main(line.key, value, head, known)
+                _convert_main(line.key, value, head, known)
             else:
                 tables = blocks.setdefault(instance.condition, {})
-                _of_section(instance.kind, line.key, value, tables, refusal)
+                _convert_line(instance.kind, line.key, value, tables, refusal)
         except CannotConvertError as e:
             source = f"[{line.section}] {line.key} = {line.value}"
-            done.left.append(Left(f"{path}:{line.number}", source, str(e)))
-    done.text = _toml(head, blocks.pop(""), blocks)
+            done.left.append(UnconvertedLine(f"{path}:{line.number}", source, str(e)))
+    done.text = _file_text(head, blocks.pop(""), blocks)
     return done
 
 
-def _of_main(key: str, value: str, head: dict[str, str], known: set[str]) -> None:
+def _convert_main(key: str, value: str, head: dict[str, str], known: set[str]) -> None:
     if key == "summary":
         head["description"] = value
     elif key == "include":
         names = [name.strip() for name in value.split(",")]
-        head["extends"] = _name(names[0])
+        head["extends"] = _profile_name(names[0])
         if names[1:]:
             raise CannotConvertError(
                 f"a profile has one parent; {', '.join(names[1:])} is left out"
@@ -132,63 +132,63 @@ def _of_main(key: str, value: str, head: dict[str, str], known: set[str]) -> Non
         raise CannotConvertError("is not a setting")
 
 
-def _of_section(kind: str, key: str, value: str, tables: Tables, refusal: Refusal) -> None:
+def _convert_line(kind: str, key: str, value: str, tables: Tables, refusal: Refusal) -> None:
     match kind:
         case "sysctl":
-            _sysctl(key, value, tables, refusal)
+            _convert_sysctl(key, value, tables, refusal)
         case "vm" if key in ("transparent_hugepages", "transparent_hugepage"):
-            _put(tables, "thp", "enabled", value)
+            _set(tables, "thp", "enabled", value)
         case "vm" if key.startswith("dirty_"):
-            _sysctl(f"vm.{key}", value, tables, refusal)
+            _convert_sysctl(f"vm.{key}", value, tables, refusal)
         case "cpu":
-            _cpu(key, value, tables)
+            _convert_cpu(key, value, tables)
         case "disk":
-            _disk(key, value, tables)
+            _convert_disk(key, value, tables)
         case "net":
-            _net(key, value, tables)
+            _convert_net(key, value, tables)
         case "sysfs":
-            _sysfs(key, value, tables)
+            _convert_sysfs(key, value, tables)
         case "bootloader":
-            _bootloader(key, value, tables, refusal)
+            _convert_bootloader(key, value, tables, refusal)
         case "modules":
             if value.replace("+r", "").strip():
                 raise CannotConvertError("parameters of modules are not a profile's")
-            _allowed(refusal, "modules", key)
+            _check_allowed(refusal, "modules", key)
             _append(tables, "modules", "load", [key.replace("-", "_")])
         case "service":
-            _service(key, value, tables, refusal)
+            _convert_service(key, value, tables, refusal)
         case _:
             raise CannotConvertError(REASONS.get(kind, "there is no such setting"))
 
 
-def _sysctl(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
-    _allowed(refusal, "sysctl", key)
+def _convert_sysctl(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
+    _check_allowed(refusal, "sysctl", key)
     if value[:1] in "<>":
         raise CannotConvertError("sets it only if it is lower or higher: write an expression")
     number: object = int(value) if re.fullmatch(r"-?\d{1,18}", value) else value  # else as text
     parts = value.split()
     if len(parts) > 1 and all(part.isdigit() for part in parts):
         number = [int(part) for part in parts]
-    _put(tables, "sysctl", key, {"value": number, "required": False})
+    _set(tables, "sysctl", key, {"value": number, "required": False})
 
 
-def _cpu(key: str, value: str, tables: Tables) -> None:
+def _convert_cpu(key: str, value: str, tables: Tables) -> None:
     words = [word.strip() for word in value.split("|")]
     if key == "governor":
-        _put(tables, "power", "governor", words)
+        _set(tables, "power", "governor", words)
     elif key == "energy_performance_preference":
-        _put(tables, "power", "energy_preference", words)
+        _set(tables, "power", "energy_preference", words)
     elif key in ("no_turbo", "boost") and value in ("0", "1"):
-        _put(tables, "turbo", "mode", "on" if (value == "1") is (key == "boost") else "off")
+        _set(tables, "turbo", "mode", "on" if (value == "1") is (key == "boost") else "off")
     elif key == "force_latency" and value.isdigit():
-        _put(tables, "cstates", "max_latency_us", int(value))
+        _set(tables, "cstates", "max_latency_us", int(value))
     elif key == "force_latency":
         raise CannotConvertError("names idle states: give the wake-up time in microseconds")
     else:
         raise CannotConvertError("has no counterpart")
 
 
-def _disk(key: str, value: str, tables: Tables) -> None:
+def _convert_disk(key: str, value: str, tables: Tables) -> None:
     if key == "elevator":
         pair: dict[str, object] = {"scheduler": value}
     elif key == "readahead" and value.isdigit():
@@ -200,7 +200,7 @@ def _disk(key: str, value: str, tables: Tables) -> None:
     else:
         raise CannotConvertError("has no counterpart")
     for disks in ("flash", "rotating"):
-        _put(tables, "block", disks, {**tables.get("block", {}).get(disks, {}), **pair})
+        _set(tables, "block", disks, {**tables.get("block", {}).get(disks, {}), **pair})
 
 
 _NET = {
@@ -227,7 +227,7 @@ _NET = {
 }
 
 
-def _net(key: str, value: str, tables: Tables) -> None:
+def _convert_net(key: str, value: str, tables: Tables) -> None:
     words = value.replace(",", " ").split()
     if key not in _NET or len(words) % 2:
         raise CannotConvertError("has no counterpart")
@@ -237,7 +237,7 @@ def _net(key: str, value: str, tables: Tables) -> None:
         if ours is None:
             unknown.append(name)
         else:
-            _put(tables, "nic", ours, int(wanted) if wanted.isdigit() else wanted)
+            _set(tables, "nic", ours, int(wanted) if wanted.isdigit() else wanted)
     if unknown:
         raise CannotConvertError(f"{', '.join(unknown)} has no counterpart; the rest is converted")
 
@@ -250,16 +250,16 @@ _SYSFS = {
 }
 
 
-def _sysfs(key: str, value: str, tables: Tables) -> None:
+def _convert_sysfs(key: str, value: str, tables: Tables) -> None:
     if key == "/sys/devices/system/cpu/intel_pstate/no_turbo" and value in ("0", "1"):
-        _put(tables, "turbo", "mode", "off" if value == "1" else "on")
+        _set(tables, "turbo", "mode", "off" if value == "1" else "on")
     elif key in _SYSFS:
-        _put(tables, *_SYSFS[key], value)
+        _set(tables, *_SYSFS[key], value)
     else:
         raise CannotConvertError("no kind of setting owns this file")
 
 
-def _bootloader(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
+def _convert_bootloader(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
     if not key.startswith("cmdline"):
         raise CannotConvertError("has no counterpart")
     refused = {}
@@ -274,26 +274,26 @@ def _bootloader(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
         raise CannotConvertError("; ".join(f"{name} {why}" for name, why in refused.items()))
 
 
-def _service(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
+def _convert_service(key: str, value: str, tables: Tables, refusal: Refusal) -> None:
     name = key.removeprefix("service.")
     unit = name if name.endswith(".service") else f"{name}.service"
     verbs = [verb.strip() for verb in value.split(",")]
     for verb, into in (("start", "running"), ("stop", "stopped")):
         if verb in verbs:
-            _allowed(refusal, "services", unit)
+            _check_allowed(refusal, "services", unit)
             _append(tables, "services", into, [unit])
     rest = [verb for verb in verbs if verb not in ("start", "stop")]
     if rest:
         raise CannotConvertError(f"{', '.join(rest)}: services are started and stopped only")
 
 
-def _allowed(refusal: Refusal, table: str, key: str) -> None:
+def _check_allowed(refusal: Refusal, table: str, key: str) -> None:
     reason = refusal(table, key)
     if reason:
         raise CannotConvertError(reason)
 
 
-def _put(tables: Tables, table: str, key: str, value: object) -> None:
+def _set(tables: Tables, table: str, key: str, value: object) -> None:
     tables.setdefault(table, {})[key] = value
 
 
@@ -302,17 +302,17 @@ def _append(tables: Tables, table: str, key: str, values: list[str]) -> None:
     before += [value for value in values if value not in before]
 
 
-def _name(name: str) -> str:
+def _profile_name(name: str) -> str:
     return re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:63]
 
 
-def _toml(head: dict[str, str], tables: Tables, whens: dict[str, Tables]) -> str:
-    lines = [f"{key} = {_value(value)}" for key, value in head.items()]
+def _file_text(head: dict[str, str], tables: Tables, whens: dict[str, Tables]) -> str:
+    lines = [f"{key} = {_toml_value(value)}" for key, value in head.items()]
     lines += _tables(tables, "")
-    for condition, held in whens.items():
-        if held:
-            lines += ["", "[[when]]", f"if = {_value(condition)}"]
-            lines += _tables(_laid_over(tables, held), "when.")
+    for condition, conditional in whens.items():
+        if conditional:
+            lines += ["", "[[when]]", f"if = {_toml_value(condition)}"]
+            lines += _tables(_with_unconditional_members(tables, conditional), "when.")
     return "\n".join(lines) + "\n"
 
 
@@ -320,13 +320,13 @@ def _tables(tables: Tables, prefix: str) -> list[str]:
     lines = []
     for table, pairs in tables.items():
         lines += ["", f"[{prefix}{table}]"]
-        lines += [f"{_key(key)} = {_value(value)}" for key, value in pairs.items()]
+        lines += [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in pairs.items()]
     return lines
 
 
-def _laid_over(tables: Tables, held: Tables) -> Tables:
+def _with_unconditional_members(tables: Tables, conditional: Tables) -> Tables:
     """Return conditional tables with unconditional members of lists: our lists replace others."""
-    both = {kind: dict(pairs) for kind, pairs in held.items()}
+    both = {kind: dict(pairs) for kind, pairs in conditional.items()}
     for kind, pairs in both.items():
         for key, value in pairs.items():
             before = tables.get(kind, {}).get(key)
@@ -335,11 +335,13 @@ def _laid_over(tables: Tables, held: Tables) -> Tables:
     return both
 
 
-def _key(key: str) -> str:
+def _toml_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
 
 
-def _value(value: object) -> str:
+def _toml_value(value: object) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
+        return (
+            "{ " + ", ".join(f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items()) + " }"
+        )
     return json.dumps(value, ensure_ascii=False)

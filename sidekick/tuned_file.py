@@ -40,7 +40,7 @@ class CannotConvertError(Exception):
 def read_lines(text: str) -> list[TunedLine]:
     """Return the `key = value` lines of a file; those before any section belong to "main"."""
     section, lines = "main", []
-    for number, raw in enumerate(text.splitlines(), start=1):
+    for number, raw in enumerate(text.split("\n"), start=1):
         line = raw.strip()
         if line.startswith("[") and line.endswith("]"):
             section = line[1:-1].strip()
@@ -56,9 +56,9 @@ _CONDITIONS = frozenset({"uname_regex", "cpuinfo_regex"})
 
 def instances_of(lines: list[TunedLine], variables: dict[str, str]) -> dict[str, TunedInstance]:
     """Return the instances by the names of their sections, each with its condition."""
-    found: dict[str, TunedInstance] = {}
+    instances: dict[str, TunedInstance] = {}
     for line in lines:
-        instance = found.setdefault(line.section, TunedInstance(line.section))
+        instance = instances.setdefault(line.section, TunedInstance(line.section))
         if line.section in ("main", "variables"):
             continue
         if line.key == "type":
@@ -69,12 +69,12 @@ def instances_of(lines: list[TunedLine], variables: dict[str, str]) -> dict[str,
             instance.refused = f"holds for {line.key}={line.value} only: name devices by hand"
         elif line.key in _CONDITIONS:
             try:
-                condition = _condition(line.key, substituted(line.value, variables))
+                condition = _condition_of(line.key, substituted(line.value, variables))
                 both = filter(None, (instance.condition, condition))
                 instance.condition = " and ".join(both)
             except CannotConvertError as e:
                 instance.refused = f"holds only where {line.key} matches: {e}"
-    return found
+    return instances
 
 
 def sets_nothing(line: TunedLine, instance: TunedInstance, *, inherits: bool) -> bool:
@@ -103,7 +103,7 @@ _VENDORS = {
 """Sets of vendor names that one value of the fact `cpu.vendor` covers (`sidekick/facts.py`)."""
 
 
-def _condition(key: str, regex: str) -> str:
+def _condition_of(key: str, regex: str) -> str:
     """Return the expression of facts that is true where a regular expression matches."""
     choices = regex.strip("()").split("|")
     if key == "uname_regex" and all(choice in _ARCHES for choice in choices):
@@ -116,6 +116,7 @@ def _condition(key: str, regex: str) -> str:
 
 
 def substituted(value: str, variables: dict[str, str]) -> str:
+    """Return a value with its `${NAME}` replaced. Raises `CannotConvertError` if one is unknown."""
     for _ in range(8):
         value = _VARIABLE.sub(lambda m: variables.get(m[1], m[0]), value)
     if "${" in value:

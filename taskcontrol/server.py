@@ -68,7 +68,7 @@ def _authorize(request: web.Request, _: Route) -> Peer:
 async def serving(process: Process, credential: Path, host: str, port: int) -> AsyncIterator[int]:
     """Serve until left; yields the port, a free one if `port` is 0."""
     held = tls.load(credential)
-    contexts = tls.Followers()
+    contexts = tls.RenewedContexts()
     context = contexts.add(partial(tls.server_context, require_client=True), held)
     sock = listen.tcp_socket(host, port)
     reloading = asyncio.create_task(_reload_credential(credential, held, contexts))
@@ -82,14 +82,14 @@ async def serving(process: Process, credential: Path, host: str, port: int) -> A
         sock.close()
 
 
-async def _reload_credential(path: Path, held: Credential, contexts: tls.Followers) -> None:
+async def _reload_credential(path: Path, held: Credential, contexts: tls.RenewedContexts) -> None:
     """Load a renewed credential and its authorities without a restart, until cancelled."""
     while True:
         await asyncio.sleep(_RELOAD_S)
         try:
             loaded = tls.load(path)
             if loaded != held:
-                contexts.take(loaded)
+                contexts.renew(loaded)
                 held = loaded
                 log.info("new credential loaded", extra={"not_after": held.not_after})
         except ConfigError as e:

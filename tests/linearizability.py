@@ -24,7 +24,7 @@ NEVER = math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class Did:
+class RegisterOperation:
     """One operation on one register. All times are of one clock, in any unit."""
 
     key: str
@@ -44,36 +44,36 @@ class Did:
 class Recorder:
     """Records the operations of clients, in any order of completion."""
 
-    done: list[Did] = field(default_factory=list)
+    done: list[RegisterOperation] = field(default_factory=list)
 
-    def add(self, did: Did) -> None:
+    def add(self, operation: RegisterOperation) -> None:
         """Record one operation."""
-        self.done.append(did)
+        self.done.append(operation)
 
 
-def violations_in(history: Iterable[Did], initial: Any = None) -> list[str]:
+def violations_in(history: Iterable[RegisterOperation], initial: Any = None) -> list[str]:
     """Return the keys for whose operations no order exists."""
-    by_key: dict[str, list[Did]] = defaultdict(list)
-    for did in history:
-        if did.kind != "read" or did.answered < NEVER:
-            by_key[did.key].append(did)
-    return sorted(key for key, of in by_key.items() if not _fits(of, initial))
+    by_key: dict[str, list[RegisterOperation]] = defaultdict(list)
+    for operation in history:
+        if operation.kind != "read" or operation.answered < NEVER:
+            by_key[operation.key].append(operation)
+    return sorted(key for key, of in by_key.items() if not _has_order(of, initial))
 
 
-def _after(did: Did, value: Any) -> tuple[bool, Any]:
+def _apply(operation: RegisterOperation, value: Any) -> tuple[bool, Any]:
     """Return whether an operation can happen at this value, and the value afterwards."""
-    if did.kind == "read":
-        return did.value == value, value
-    if did.kind == "write":
-        return True, did.value
-    if did.refused:
-        return value != did.expected, value
-    return value == did.expected, did.value
+    if operation.kind == "read":
+        return operation.value == value, value
+    if operation.kind == "write":
+        return True, operation.value
+    if operation.refused:
+        return value != operation.expected, value
+    return value == operation.expected, operation.value
 
 
-def _fits(operations: Sequence[Did], initial: Any) -> bool:
+def _has_order(operations: Sequence[RegisterOperation], initial: Any) -> bool:
     """Search depth first for an order. A bit set records which operations are done."""
-    known = sum(1 << n for n, did in enumerate(operations) if did.answered < NEVER)
+    known = sum(1 << n for n, operation in enumerate(operations) if operation.answered < NEVER)
     stack, seen = [(0, initial)], {(0, initial)}
     while stack:
         done, value = stack.pop()
@@ -84,7 +84,7 @@ def _fits(operations: Sequence[Did], initial: Any) -> bool:
         for n in left:
             if operations[n].called > first_answer:
                 continue  # another operation was answered before the call of this one
-            possible, after = _after(operations[n], value)
+            possible, after = _apply(operations[n], value)
             state = (done | 1 << n, after)
             if possible and state not in seen:
                 seen.add(state)

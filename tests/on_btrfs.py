@@ -44,7 +44,7 @@ def machine(host: FakeHost) -> HostAccess:
     return replace(host.fake.machine, btrfs=HostBtrfs())
 
 
-def really(host: FakeHost, *programs: str) -> None:
+def use_real_programs(host: FakeHost, *programs: str) -> None:
     """Run these programs for real when a unit starts them. This process applies the layers."""
     for name in programs:
         host.fake.systemd.programs[name] = _program

@@ -20,8 +20,8 @@ from vm_lab.progress import PATIENCE_S
 from vm_lab.sandbox import LabSandbox
 from vm_lab.state import LabPaths, end_process, find_process, process_ref
 from vm_lab.topology import LabMachine, Topology
+from wire.quantity_fields import TEXT_ENCODING
 from wire.toml_limits import parse_toml
-from wire.written import WRITTEN
 
 
 class LabControlPlane:
@@ -163,7 +163,7 @@ class LabControlPlane:
 def _text_of(file: Path) -> str:
     """Return the text of a configuration, empty if there is no such file."""
     try:
-        return file.read_text(WRITTEN)
+        return file.read_text(TEXT_ENCODING)
     except FileNotFoundError:
         return ""
     except UnicodeDecodeError as e:

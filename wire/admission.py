@@ -30,12 +30,12 @@ from aiohttp import web
 from wire.connection import HttpConnection
 from wire.handshakes import Handshakes
 from wire.limits import ConnectionLimits
-from wire.networks import ByNetwork, Suspects, whence
-from wire.pending import PendingConnection, PendingConnections, first_byte, has_left
+from wire.networks import ConnectionsByNetwork, Suspects, origin_of
+from wire.pending import PendingConnection, PendingConnections, first_byte, is_disconnected
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 32
+_ACCEPTED_AT_ONCE = 32
 """Connections that are accepted before other work of the event loop (about 20 us each)."""
 _SWEEP_S = 1.0
 """Time from an event of a connection to the next sweep; the least time between two sweeps."""
@@ -67,16 +67,16 @@ class ConnectionAdmission:
         self._logger, self._is_void = logger, is_void
         self._loop = asyncio.get_running_loop()
         self._pending = PendingConnections()
-        self._handshakes = Handshakes(self._pending, tls, limits, self.let_in, self._end)
+        self._handshakes = Handshakes(self._pending, tls, limits, self.admit, self._close)
         self._connections: dict[HttpConnection, None] = {}
-        self._anonymous: ByNetwork[HttpConnection] = ByNetwork()
+        self._anonymous: ConnectionsByNetwork[HttpConnection] = ConnectionsByNetwork()
         """Connections without a certificate. They have places of their own, because a pending
         connection may still prove an identity."""
         self._of_peer: Counter[str] = Counter()
         self._suspects = Suspects()
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         """Closed for a moment when no descriptor is left, to accept and close a connection."""
-        self._ended: Counter[str] = Counter()
+        self._closed_by_reason: Counter[str] = Counter()
         self._sweeping: asyncio.TimerHandle | None = None
         self._is_soon = False
         """Whether the next sweep comes within a second."""
@@ -95,7 +95,7 @@ class ConnectionAdmission:
         os.close(self._spare)
         tasks = [pending.task for pending in self._pending if pending.task is not None]
         for pending in list(self._pending):
-            self._end(pending, "")
+            self._close(pending, "")
         self._handshakes.close()
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -109,10 +109,10 @@ class ConnectionAdmission:
         pending = len(self._pending)
         return pending + len(self._connections), pending + len(self._anonymous)
 
-    # -- coming in
+    # -- accepting
 
     def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 sock, name = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -120,17 +120,17 @@ class ConnectionAdmission:
             except OSError as e:
                 if e.errno not in _FULL:
                     raise
-                self._turn_away()
+                self._refuse_without_descriptor()
                 return
-            self._welcome(sock, name)
+            self._add_pending(sock, name)
 
-    def _turn_away(self) -> None:
+    def _refuse_without_descriptor(self) -> None:
         """Close a pending connection, or the new one, when no descriptor is free.
 
         Otherwise the listening socket stays readable and the event loop spins.
         """
-        self._count("no descriptor is left")
-        if not self._make_room(""):
+        self._count_closed("no descriptor is left")
+        if not self._close_oldest():
             os.close(self._spare)
             try:
                 self._listener.accept()[0].close()
@@ -139,88 +139,88 @@ class ConnectionAdmission:
             finally:
                 self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _welcome(self, sock: socket.socket, name: object) -> None:
+    def _add_pending(self, sock: socket.socket, name: object) -> None:
         sock.setblocking(False)
-        if has_left(sock, tls=self._tls is not None):
+        if is_disconnected(sock, tls=self._tls is not None):
             sock.close()  # it closed already, and displaces no connection
             return
-        address, network = whence(sock, name)
-        crowd = len(self._pending) >= self.limits.pending
+        address, network = origin_of(sock, name)
+        is_full = len(self._pending) >= self.limits.pending
         if len(self._pending.of(network)) >= self.limits.unproved_per_address:
-            room = self._make_room(network)
-        elif crowd or self.count()[0] >= self.limits.connections:
-            room = self._make_room("")
+            has_room = self._close_oldest_of(network)
+        elif is_full or self.count()[0] >= self.limits.connections:
+            has_room = self._close_oldest()
         else:
-            room = True
-        if not room:
-            self._count("there are too many")
+            has_room = True
+        if not has_room:
+            self._count_closed("there are too many")
             sock.close()
             return
         pending = PendingConnection(sock, address, network, self._loop.time())
         self._pending.add(pending)
-        self._notify()
+        self._sweep_soon()
         if self._is_silent(pending):
             self._loop.add_reader(sock.fileno(), self._is_silent, pending)
 
-    def _make_room(self, network: str) -> bool:
-        """Close the oldest pending connection of a network, and return whether there was one.
+    def _close_oldest(self) -> bool:
+        """Close a pending connection, else an idle anonymous one; return whether there was one.
 
-        With an empty `network`: the oldest of all, else an idle anonymous one. Networks that
-        wasted a place before go first, then silent connections: an honest client sends at once.
-        Whether bytes have arrived is checked before closing.
+        Networks that wasted a place before go first, then silent connections: an honest client
+        sends at once. Whether bytes have arrived is checked before closing.
         """
-        pending = self._pending
-        if not network:
-            suspects, now = self._suspects, self._loop.time()
-            while (one := pending.first_to_go(suspects, now)) is not None:
-                if one not in pending.silent or self._is_silent(one) or one not in pending:
-                    self._end(one, "there are too many")
-                    return True
-            return self._end_idle(self._anonymous.largest())
-        known = pending.of(network)
-        silent = (one for one in list(known) if one in pending.silent and self._is_silent(one))
-        going = next(silent, None) or next(iter(known), None)
-        if going is None:
-            return False
-        self._end(going, "there are too many")
-        return True
+        pending, suspects, now = self._pending, self._suspects, self._loop.time()
+        while (oldest := pending.next_to_close(suspects, now)) is not None:
+            if oldest not in pending.silent or self._is_silent(oldest) or oldest not in pending:
+                self._close(oldest, "there are too many")
+                return True
+        return self._close_oldest_idle(self._anonymous.largest())
+
+    def _close_oldest_of(self, network: str) -> bool:
+        """Close the oldest pending connection of a network, a silent one first, if there is one."""
+        known, silent = self._pending.of(network), self._pending.silent
+        still_silent = (one for one in list(known) if one in silent and self._is_silent(one))
+        oldest = next(still_silent, None) or next(iter(known), None)
+        if oldest is not None:
+            self._close(oldest, "there are too many")
+        return oldest is not None
 
     def _is_silent(self, pending: PendingConnection) -> bool:
-        """Return whether a pending connection sent no byte. If it did, begin its handshake; if
-        it ended, close it.
+        """Return whether a pending connection sent no byte.
+
+        If it did, its handshake is queued; if it ended, it is closed.
         """
         byte = first_byte(pending.sock)
         if byte is None:
             return True
         if not byte:
-            self._end(pending, "")
+            self._close(pending, "")
             return False
         self._loop.remove_reader(pending.sock.fileno())
-        self._pending.spoke(pending)
-        self._handshakes.take_on(pending)
+        self._pending.record_first_byte(pending)
+        self._handshakes.queue(pending)
         return False
 
-    def let_in(self, pending: PendingConnection, transport: asyncio.Transport) -> None:
+    def admit(self, pending: PendingConnection, transport: asyncio.Transport) -> None:
         """Admit a pending connection after its TLS handshake, or at once without TLS."""
         self._pending.remove(pending)
         certificate = transport.get_extra_info("peercert") or {}
         connection = HttpConnection(
-            self._runner, self._logger, self._left, self._notify, pending, certificate
+            self._runner, self._logger, self._remove, self._sweep_soon, pending, certificate
         )
         name = connection.name
         if name and self._of_peer[name] >= self.limits.per_peer:
-            self._count("one identity has too many")
+            self._count_closed("one identity has too many")
             transport.abort()
             return
         if not name and not self._has_room(pending.network):
-            self._count("there are too many")
+            self._count_closed("there are too many")
             transport.abort()
             return
         self._connections[connection] = None
-        self._notify()
+        self._sweep_soon()
         if name:
             self._of_peer[name] += 1
-            self._suspects.proved(pending.network, self._loop.time())
+            self._suspects.record_proof(pending.network, self._loop.time())
         else:
             self._anonymous.add(pending.network, connection)
         transport.set_protocol(connection)
@@ -233,18 +233,18 @@ class ConnectionAdmission:
             if len(self._anonymous) < self.limits.anonymous:
                 return True
             known = self._anonymous.largest()
-        return self._end_idle(known)
+        return self._close_oldest_idle(known)
 
-    def _end_idle(self, connections: Iterable[HttpConnection]) -> bool:
+    def _close_oldest_idle(self, connections: Iterable[HttpConnection]) -> bool:
         """Close the oldest of some connections without a running request, if there is one."""
-        idle = next((one for one in connections if not one.is_served), None)
+        idle = next((connection for connection in connections if not connection.is_served), None)
         if idle is not None:
-            self._end(idle, "there are too many")
+            self._close(idle, "there are too many")
         return idle is not None
 
-    # -- going
+    # -- closing
 
-    def _left(self, connection: HttpConnection) -> None:
+    def _remove(self, connection: HttpConnection) -> None:
         if self._connections.pop(connection, self) is self:
             return
         if connection.name:
@@ -254,26 +254,26 @@ class ConnectionAdmission:
         else:
             self._anonymous.remove(connection.network, connection)
 
-    def _end(self, one: PendingConnection | HttpConnection, why: str) -> None:
+    def _close(self, connection: PendingConnection | HttpConnection, why: str) -> None:
         """Close a connection at once; `why` is counted for the log."""
         if why:
-            self._count(why)
-        if isinstance(one, HttpConnection):
-            one.abort()
-            self._left(one)
-        elif self._pending.remove(one):
+            self._count_closed(why)
+        if isinstance(connection, HttpConnection):
+            connection.abort()
+            self._remove(connection)
+        elif self._pending.remove(connection):
             if why:
-                self._suspects.add(one.network, self._loop.time())
-            one.close(self._loop)
+                self._suspects.add(connection.network, self._loop.time())
+            connection.close(self._loop)
 
     # -- deadlines
 
-    def _count(self, why: str) -> None:
+    def _count_closed(self, why: str) -> None:
         """Count a connection that was ended, for the log."""
-        self._ended[why] += 1
-        self._notify()
+        self._closed_by_reason[why] += 1
+        self._sweep_soon()
 
-    def _notify(self) -> None:
+    def _sweep_soon(self) -> None:
         """Schedule a sweep soon: a connection may have got a deadline, or an earlier one."""
         if not self._is_soon:
             self._is_soon = True
@@ -304,22 +304,28 @@ class ConnectionAdmission:
         for pending in list(self._pending):
             left_s = pending.since + limits.first_byte_s - now
             if pending.task is None and left_s <= 0:
-                self._end(pending, "no request came")
+                self._close(pending, "no request came")
             elif pending.task is None:
                 next_s = min(next_s, left_s)
-        for one in list(self._connections):
-            if one.name and self._is_void and self._is_void(one.name, one.valid_from):
-                self._end(one, "the identity was revoked")
+        for connection in list(self._connections):
+            if (
+                connection.name
+                and self._is_void
+                and self._is_void(connection.name, connection.valid_from)
+            ):
+                self._close(connection, "the identity was revoked")
                 continue
-            at, why = one.deadline(now, wall, limits)
+            at, why = connection.deadline(now, wall, limits)
             if at <= now:
-                self._end(one, why)
+                self._close(connection, why)
             else:
                 next_s = min(next_s, at - now)
-        if self._ended:
+        if self._closed_by_reason:
             fields = {"connections": self.count()[0], "unproved": self.count()[1]}
-            log.warning("connections were closed", extra={**fields, "why": dict(self._ended)})
-            self._ended.clear()
+            log.warning(
+                "connections were closed", extra={**fields, "why": dict(self._closed_by_reason)}
+            )
+            self._closed_by_reason.clear()
         if self._connections and self._is_void is not None:
             return _SWEEP_S  # revocations are not announced here
         return max(_SWEEP_S, next_s) if self._pending or self._connections else None

@@ -24,15 +24,15 @@ def identity_in(certificate: Mapping[str, Any]) -> str:
 def ends_at(certificate: Mapping[str, Any]) -> float:
     """Return when a certificate ends, in seconds since 1970; infinity for none."""
     text = certificate.get("notAfter")
-    return float("inf") if not text else _seconds_of(text)
+    return float("inf") if not text else _unix_seconds(text)
 
 
 def begins_at(certificate: Mapping[str, Any]) -> float:
     """Return when a certificate begins, in seconds since 1970; 0 for none."""
     text = certificate.get("notBefore")
-    return 0.0 if not text else _seconds_of(text)
+    return 0.0 if not text else _unix_seconds(text)
 
 
 @lru_cache(maxsize=4096)
-def _seconds_of(text: str) -> float:
+def _unix_seconds(text: str) -> float:
     return float(ssl.cert_time_to_seconds(text))

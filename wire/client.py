@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from wire.decoding import decoded
+from wire.decoding import decode_in_parts
 from wire.duplex import HEARTBEAT_S, MAX_FRAME_BYTES, Duplex, Socket
 from wire.error_text import why
 from wire.errors import (
@@ -30,7 +30,7 @@ from wire.errors import (
     from_problem,
 )
 from wire.routes import Route
-from wire.tls import EXPECTED
+from wire.tls import EXPECTED_SERVER
 from wire.units import about_size
 
 _T = TypeVar("_T")
@@ -50,7 +50,7 @@ _LIMITS = {Lane.COMMAND: 100, Lane.POLL: 16, Lane.READER: 100}
 """Connections to one server."""
 
 
-def _lane(route: Route) -> Lane:
+def _lane_of(route: Route) -> Lane:
     if route.stream_out or route.stream_in:
         return Lane.READER
     return Lane.POLL if route.is_waiting else Lane.COMMAND
@@ -58,14 +58,14 @@ def _lane(route: Route) -> Lane:
 
 def check_endpoint(endpoint: str) -> None:
     """Raise `InvalidInput` if the text is no address of a server."""
-    if wrong := _error_of(endpoint):
+    if wrong := _endpoint_error(endpoint):
         raise InvalidInput(
             f"cannot connect to {endpoint!r}: {wrong}",
             hint="for instance unix:/run/twine/agent.sock or https://cp.example:7440",
         )
 
 
-def _error_of(endpoint: str) -> str:
+def _endpoint_error(endpoint: str) -> str:
     if endpoint.startswith("unix:"):
         return "" if endpoint != "unix:" else "the path of the socket is missing"
     if not endpoint.startswith("https://"):
@@ -124,7 +124,7 @@ class WireClient:
         if self._is_closed:
             raise Unreachable(f"the connections to {self.endpoint} are closed permanently")
         if self.expected:
-            EXPECTED.set(self.expected)  # of the task that is about to connect
+            EXPECTED_SERVER.set(self.expected)  # of the task that is about to connect
         session, limit = self._sessions.get(lane), self.limits[lane]
         if session is None or session.closed:
             connector: aiohttp.BaseConnector
@@ -162,7 +162,7 @@ class WireClient:
             ) as response:
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise self._unreachable(method, path, e) from e
+            raise self._connect_error(method, path, e) from e
 
     async def call(
         self,
@@ -176,17 +176,17 @@ class WireClient:
         """Return the route's response; raise what the server raised, or `Unreachable`."""
         data: Any = stream if body is None else msgspec.json.encode(body)
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
-        lane, path = _lane(route), route.url(**parameters)
+        lane, path = _lane_of(route), route.url(**parameters)
         request = self._request(lane, route.method, path, self.headers(), timeout, data)
         async with request as response:
-            answer = await self._answer(route, response)
+            answer = await self._read_answer(route, response)
             self.on_answer(response.headers)
             if response.status >= 300:
                 raise _refusal(route, response.status, answer)
         if route.response is None:
             return None
         try:
-            return await decoded(answer, route.response)
+            return await decode_in_parts(answer, route.response)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
             raise ProtocolError(
                 f"{self.endpoint} answered {route.name} with an unknown format",
@@ -199,11 +199,11 @@ class WireClient:
         request = self._request(Lane.READER, route.method, path, self.headers(), timeout)
         async with request as response:
             if response.status >= 300:
-                raise _refusal(route, response.status, await self._answer(route, response))
+                raise _refusal(route, response.status, await self._read_answer(route, response))
             async for chunk in response.content.iter_any():
                 yield chunk
 
-    def pass_on(
+    def forward(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Send a request unchanged, with the rights of this client; yield the answer unread."""
@@ -215,7 +215,7 @@ class WireClient:
         return aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s)
 
     @asynccontextmanager
-    async def converse(self, route: Route, **parameters: object) -> AsyncIterator[Duplex]:
+    async def open_duplex(self, route: Route, **parameters: object) -> AsyncIterator[Duplex]:
         """Open a `duplex` route; leaving ends the conversation."""
         path = route.url(**parameters)
         try:
@@ -228,13 +228,13 @@ class WireClient:
             ) as ws:
                 yield Socket(ws)
         except aiohttp.WSServerHandshakeError as e:
-            ask: Any = self.call
-            await ask(route, **parameters)  # raises: a plain answer contains the reason
+            call_plainly: Any = self.call
+            await call_plainly(route, **parameters)  # raises: a plain answer contains the reason
             raise ProtocolError(f"{self.endpoint} refused {route.name}: {e.message}") from e
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
-            raise self._unreachable(route.method, path, e) from e
+            raise self._connect_error(route.method, path, e) from e
 
-    async def _answer(self, route: Route, response: aiohttp.ClientResponse) -> bytes:
+    async def _read_answer(self, route: Route, response: aiohttp.ClientResponse) -> bytes:
         """Return the whole answer. Raises `ProtocolError` above `max_answer_bytes`."""
         answer = bytearray()
         async for chunk in response.content.iter_any():
@@ -247,7 +247,7 @@ class WireClient:
                 )
         return bytes(answer)
 
-    def _unreachable(self, method: str, url: str, error: BaseException) -> TwineError:
+    def _connect_error(self, method: str, url: str, error: BaseException) -> TwineError:
         cause = getattr(error, "os_error", error)
         if isinstance(cause, PermissionError):
             return Forbidden(

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from wire.errors import ConfigError, FieldError
+from wire.quantity_fields import TEXT_ENCODING, parse_quantities
 from wire.toml_limits import parse_toml
 from wire.violations import violations
-from wire.written import WRITTEN, plain
 
 T = TypeVar("T")
 Relation = Callable[[dict[str, Any]], Iterable[FieldError]]
@@ -27,7 +27,7 @@ def read_config(path: Path, kind: type[T]) -> T:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the plain values of a TOML file, or raise `ConfigError`."""
     try:
-        return parse_toml(path.read_text(WRITTEN))
+        return parse_toml(path.read_text(TEXT_ENCODING))
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}") from e
     except ValueError as e:
@@ -39,11 +39,11 @@ def config_of(document: Any, kind: type[T], name: str, relations: Sequence[Relat
 
     `name` is that of the document in errors; `relations` return contradictions between fields.
     """
-    document = plain(document, kind)
-    found = [*violations(document, kind), *(e for of in relations for e in of(document))]
-    if found:
-        listed = "; ".join(f"{e.field}: {e.reason}" for e in found)
-        raise ConfigError(f"{name} is not valid: {listed}", errors=tuple(found))
+    document = parse_quantities(document, kind)
+    errors = [*violations(document, kind), *(e for of in relations for e in of(document))]
+    if errors:
+        listed = "; ".join(f"{e.field}: {e.reason}" for e in errors)
+        raise ConfigError(f"{name} is not valid: {listed}", errors=tuple(errors))
     return msgspec.convert(document, kind)
 
 

@@ -36,10 +36,10 @@ class HttpConnection(web.RequestHandler):
         "_closing_at",
         "_half_closed_at",
         "_header_began_at",
-        "_leaving",
-        "_left",
+        "_idle_since",
+        "_on_close",
+        "_on_disconnect",
         "_request",
-        "_rested_at",
         "accepted_at",
         "address",
         "name",
@@ -54,12 +54,12 @@ class HttpConnection(web.RequestHandler):
         self,
         runner: web.AppRunner,
         logger: logging.Logger,
-        left: Callable[[HttpConnection], None],
+        on_close: Callable[[HttpConnection], None],
         notify: Callable[[], None],
         pending: PendingConnection,
         certificate: Mapping[str, Any],
     ) -> None:
-        """`left` is called when the connection ends, `notify` when a deadline begins.
+        """`on_close` is called when the connection ends, `notify` when a deadline begins.
 
         That deadline may be earlier than the present one.
         """
@@ -82,11 +82,11 @@ class HttpConnection(web.RequestHandler):
         """When its certificate begins and ends, in seconds since 1970."""
         self.peer: Any = None
         """What the server has stored about the caller; None before its first request."""
-        self._left, self.notify = left, notify
-        self._leaving: list[Callable[[], object]] = []
+        self._on_close, self.notify = on_close, notify
+        self._on_disconnect: list[Callable[[], object]] = []
         """Called when the connection is lost."""
         self._request: web.Request | None = None
-        self._rested_at = loop.time()
+        self._idle_since = loop.time()
         """When its last request was answered, or the connection was made."""
         self._header_began_at: float | None = None
         """When the first byte of an incomplete header came."""
@@ -120,7 +120,7 @@ class HttpConnection(web.RequestHandler):
             known.append((self._header_began_at + limits.header_s, "a header was incomplete"))
         else:
             most = limits.idle_s if self.name or not self.address else limits.header_s
-            known.append((self._rested_at + most, "no request came"))
+            known.append((self._idle_since + most, "no request came"))
         return min(known)
 
     def abort(self) -> None:
@@ -128,15 +128,15 @@ class HttpConnection(web.RequestHandler):
         if self.transport is not None:
             self.transport.abort()
 
-    def begin(self, request: web.Request) -> None:
+    def begin_request(self, request: web.Request) -> None:
         """Record that a request is being answered from now on."""
         self._request, self._header_began_at = request, None
         if self._half_closed_at is not None:
             self._no_more_body()
 
-    def rest(self) -> None:
+    def end_request(self) -> None:
         """Record that the handler of the request has answered."""
-        self._request, self._rested_at = None, self._loop.time()
+        self._request, self._idle_since = None, self._loop.time()
         self.notify()
 
     @property
@@ -189,18 +189,18 @@ class HttpConnection(web.RequestHandler):
         super().connection_lost(exc)
         self._data_received_cb = None  # of a websocket, which refers to this connection: a cycle
         self._request = None
-        for call in tuple(self._leaving):
+        for call in tuple(self._on_disconnect):
             call()
-        self._left(self)
+        self._on_close(self)
 
     @contextmanager
-    def leaving(self, call: Callable[[], object]) -> Iterator[None]:
+    def on_disconnect(self, call: Callable[[], object]) -> Iterator[None]:
         """Call `call` if the connection is lost meanwhile."""
-        self._leaving.append(call)
+        self._on_disconnect.append(call)
         try:
             yield
         finally:
-            self._leaving.remove(call)
+            self._on_disconnect.remove(call)
 
     def handle_error(
         self,
@@ -227,30 +227,32 @@ class HttpConnection(web.RequestHandler):
 
 
 @web.middleware
-async def attended(request: web.Request, handler: NextHandler) -> web.StreamResponse:
+async def tracked(request: web.Request, handler: NextHandler) -> web.StreamResponse:
     """Report to the connection when its request begins and ends."""
     connection = request.protocol
     if not isinstance(connection, HttpConnection):
         return await handler(request)
-    connection.begin(request)
+    connection.begin_request(request)
     try:
         return await handler(request)
     finally:
-        connection.rest()
+        connection.end_request()
 
 
-def leaving(request: web.Request, call: Callable[[], object]) -> AbstractContextManager[None]:
+def on_disconnect(request: web.Request, call: Callable[[], object]) -> AbstractContextManager[None]:
     """Call `call` if the caller of a request disconnects meanwhile."""
     connection = request.protocol
-    return connection.leaving(call) if isinstance(connection, HttpConnection) else nullcontext()
+    return (
+        connection.on_disconnect(call) if isinstance(connection, HttpConnection) else nullcontext()
+    )
 
 
-def has_left(request: web.Request) -> bool:
+def is_disconnected(request: web.Request) -> bool:
     """Return whether the caller of a request can no longer receive an answer."""
     return request.transport is None or request.transport.is_closing()
 
 
-async def prepare(request: web.Request, response: web.StreamResponse) -> None:
+async def prepare_response(request: web.Request, response: web.StreamResponse) -> None:
     """Set `Server` without versions; close a half-closed connection after its answer."""
     response.headers["Server"] = SERVER
     connection = request.protocol

@@ -28,18 +28,18 @@ class Core(msgspec.Struct, frozen=True):
         return not self.others
 
 
-def numbers(text: str) -> tuple[int, ...]:
+def parse_cpu_list(text: str) -> tuple[int, ...]:
     """Return the numbers of a list such as `0-3,8`, sorted. Raises `ValueError`."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _RANGE.fullmatch(part)
         if not match or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(f"{part!r} is not a processor or a range of them")
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return tuple(sorted(found))
+        cpus.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(cpus))
 
 
-def listed(cpus: Iterable[int]) -> str:
+def cpu_list_text(cpus: Iterable[int]) -> str:
     """Return numbers as the kernel writes them; nothing for none."""
     runs: list[list[int]] = []
     for cpu in sorted(set(cpus)):

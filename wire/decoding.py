@@ -19,13 +19,13 @@ _PART_BYTES = 64 << 10
 """Bytes that are decoded before other tasks of the loop run: about 1 ms."""
 
 
-async def decoded(data: bytes | Raw, kind: Any) -> Any:
+async def decode_in_parts(data: bytes | Raw, kind: Any) -> Any:
     """Return a JSON document as `kind`; raises as `msgspec.json.decode` does."""
     if len(data) < LONG_BYTES:
         return msgspec.json.decode(data, type=kind)
     if get_origin(kind) is list:
-        return await _items(msgspec.json.decode(data, type=list[Raw]), *get_args(kind))
-    outline = _outline(kind)
+        return await _decode_items(msgspec.json.decode(data, type=list[Raw]), *get_args(kind))
+    outline = _outline_of(kind)
     if outline is None:
         return msgspec.json.decode(data, type=kind)
     split = msgspec.json.decode(data, type=outline)
@@ -34,27 +34,27 @@ async def decoded(data: bytes | Raw, kind: Any) -> Any:
     for field in structs.fields(kind):
         value = getattr(split, field.name)
         if get_origin(field.type) is list and value is not UNSET:
-            value = await _items(value, *get_args(field.type))
+            value = await _decode_items(value, *get_args(field.type))
         elif isinstance(value, Raw):
-            value = await decoded(value, field.type)
+            value = await decode_in_parts(value, field.type)
         if value is not UNSET:
             given[field.name] = value
     return kind(**given)
 
 
-async def _items(raw: list[Raw], kind: Any) -> list[Any]:
-    found, size = [], 0
+async def _decode_items(raw: list[Raw], kind: Any) -> list[Any]:
+    items, size = [], 0
     for item in raw:
-        found.append(await decoded(item, kind))
+        items.append(await decode_in_parts(item, kind))
         size += len(item)
         if size >= _PART_BYTES:
             size = 0
             await asyncio.sleep(0)
-    return found
+    return items
 
 
 @cache
-def _outline(kind: Any) -> Any:
+def _outline_of(kind: Any) -> Any:
     """Return a type with the text of the items and objects of `kind`; None: it has no parts."""
     if not _is_struct(kind):
         return None

@@ -77,7 +77,7 @@ async def serve(request: web.Request, talk: Talk) -> web.StreamResponse:
     return ws
 
 
-async def join(one: Duplex, other: Duplex) -> None:
+async def relay(one: Duplex, other: Duplex) -> None:
     """Carry frames both ways until one side has gone."""
 
     async def carry(source: Duplex, target: Duplex) -> None:
@@ -93,7 +93,7 @@ async def join(one: Duplex, other: Duplex) -> None:
         await asyncio.gather(*carriers, return_exceptions=True)
 
 
-async def passed_on(opened: AbstractAsyncContextManager[Duplex]) -> Talk:
+async def relay_to(opened: AbstractAsyncContextManager[Duplex]) -> Talk:
     """Open a connection, and return the talk that joins its caller's with it.
 
     It is opened before the caller's websocket, so that errors reach the caller as an answer. The
@@ -103,7 +103,7 @@ async def passed_on(opened: AbstractAsyncContextManager[Duplex]) -> Talk:
 
     async def talk(near: Duplex) -> None:
         try:
-            await join(near, far)
+            await relay(near, far)
         finally:
             await opened.__aexit__(None, None, None)
 

@@ -14,9 +14,9 @@ import ssl
 
 _BY_NUMBER = {
     errno.ECONNREFUSED: "nothing listens there (the connection was refused)",
-    errno.EHOSTUNREACH: "there is no way to its host",
-    errno.ENETUNREACH: "there is no route to its host",
-    errno.ETIMEDOUT: "there is no route to its network",
+    errno.EHOSTUNREACH: "there is no route to its host",
+    errno.ENETUNREACH: "there is no route to its network",
+    errno.ETIMEDOUT: "it did not answer in time",
     errno.ECONNRESET: "it closed the connection",
     errno.EPIPE: "it closed the connection",
     errno.ENOENT: "there is no such file",
@@ -45,7 +45,7 @@ def why(error: BaseException) -> str:
     """Return why something failed, without the wording of the library."""
     cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return _of_certificate(cause)
+        return _certificate_text(cause)
     if isinstance(cause, ssl.SSLError):
         return _TLS_WORDS.get(
             getattr(cause, "reason", None) or "", "the connection cannot be secured with TLS"
@@ -57,7 +57,7 @@ def why(error: BaseException) -> str:
     if isinstance(cause, ConnectionRefusedError):
         return _BY_NUMBER[errno.ECONNREFUSED]
     if isinstance(cause, OSError):
-        return _of_number(cause)
+        return _errno_text(cause)
     return _KINDS.get(type(cause).__name__, "the connection broke off")
 
 
@@ -67,14 +67,14 @@ def not_utf8(error: UnicodeEncodeError) -> str:
     return f"{near!r} is not UTF-8 text"
 
 
-def _of_certificate(error: ssl.SSLCertVerificationError) -> str:
+def _certificate_text(error: ssl.SSLCertVerificationError) -> str:
     code = getattr(error, "verify_code", None)
     if code is None and len(error.args) > 1:
         return str(error.args[1])  # the text of our own identity check (tls.py)
     return _VERIFY_WORDS.get(code or 0, "its certificate is not issued by a trusted authority")
 
 
-def _of_number(error: OSError) -> str:
+def _errno_text(error: OSError) -> str:
     numbers = [error.errno] if error.errno else [int(n) for n in _ERRNO.findall(str(error))]
     found = list(dict.fromkeys(_BY_NUMBER.get(n, os.strerror(n)) for n in numbers))
     if found:

@@ -257,10 +257,10 @@ class ProtocolError(TwineError):
 
 
 def _tree(root: type[TwineError]) -> dict[str, type[TwineError]]:
-    found = {root.code: root}
+    classes = {root.code: root}
     for kind in root.__subclasses__():
-        found |= _tree(kind)
-    return found
+        classes |= _tree(kind)
+    return classes
 
 
 def from_problem(problem: Problem) -> TwineError:

@@ -66,7 +66,7 @@ def body_limit(route: Route, peer: Peer) -> int:
     return route.body_bytes or (ANYONE_BODY_BYTES if peer.role == ANYONE else USER_BODY_BYTES)
 
 
-class WaitingCalls:
+class OpenRequests:
     """Counts the requests that stay open: followed logs, images, waits for news.
 
     An account may hold at most a quarter of the places that are still free. So an account that
@@ -76,28 +76,28 @@ class WaitingCalls:
     def __init__(self, most: int = 512, reserve: int = 64) -> None:
         """`most` is the number of places; the reserve among them is for trusted callers."""
         self._most, self._reserve = most, reserve
-        self._of: Counter[str] = Counter()
+        self._by_account: Counter[str] = Counter()
         self._anonymous = 0
 
     @contextmanager
-    def of(self, peer: Peer) -> Iterator[None]:
+    def counted(self, peer: Peer) -> Iterator[None]:
         """Count one request for as long as it is answered, or raise `Busy`."""
         account, is_anonymous = peer.account, peer.role == ANYONE
-        held, total = self._of[account], self._of.total()
+        held, total = self._by_account[account], self._by_account.total()
         if not self._has_room(peer, held, total):
             raise Busy(
                 f"too many pending requests from {account} ({held}; {total} in total)",
                 hint="end some of them: followed logs, for instance",
             )
-        self._of[account] += 1
+        self._by_account[account] += 1
         self._anonymous += is_anonymous
         try:
             yield
         finally:
             self._anonymous -= is_anonymous
-            self._of[account] -= 1
-            if not self._of[account]:
-                del self._of[account]
+            self._by_account[account] -= 1
+            if not self._by_account[account]:
+                del self._by_account[account]
 
     def _has_room(self, peer: Peer, held: int, total: int) -> bool:
         if peer.is_trusted:  # its other connections stay free for commands
@@ -126,7 +126,7 @@ MAX_PAUSE_S = 5.0
 _MAX_ACCOUNTS = 4096
 
 
-class Computing:
+class ComputeShares:
     """Charges accounts for computing time; an account above its share waits.
 
     Each account has a debt, which falls with time at the rate of its share. A request begins only
@@ -138,7 +138,7 @@ class Computing:
         self._debts: dict[str, tuple[float, float]] = {}
         """By account: seconds, and when that was."""
 
-    async def turn(self, peer: Peer) -> None:
+    async def wait_for_share(self, peer: Peer) -> None:
         """Wait until the caller's account may compute; raise `Busy` if that takes too long."""
         end = self._clock() + MAX_PAUSE_S
         while (pause_s := self.pause_s(peer)) > 0:
@@ -153,13 +153,13 @@ class Computing:
         """Return how long until the caller's account is within its share; 0: it is."""
         over = [
             (self._debt(account, share) - share.burst_s) / share.of_time
-            for account, share in _charged(peer)
+            for account, share in _shares_of(peer)
         ]
         return max(0.0, *over) if over else 0.0
 
     def charge(self, peer: Peer, seconds: float) -> None:
         """Add the computing time of a request to the caller's debt."""
-        for account, share in _charged(peer):
+        for account, share in _shares_of(peer):
             debt = self._debt(account, share) + seconds
             self._debts.pop(account, None)
             self._debts[account] = debt, self._clock()
@@ -190,7 +190,7 @@ class Computing:
                 step = partial(steps.throw, e)
 
 
-def _charged(peer: Peer) -> tuple[tuple[str, Share], ...]:
+def _shares_of(peer: Peer) -> tuple[tuple[str, Share], ...]:
     if peer.is_trusted:
         return ()
     if peer.role == ANYONE:
@@ -198,7 +198,7 @@ def _charged(peer: Peer) -> tuple[tuple[str, Share], ...]:
     return ((peer.account, USERS),)
 
 
-class Turns:
+class AccountLocks:
     """Serializes the costly requests of each account."""
 
     def __init__(self) -> None:

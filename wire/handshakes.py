@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from wire.limits import ConnectionLimits
-from wire.pending import PendingConnection, PendingConnections, has_left
+from wire.pending import PendingConnection, PendingConnections, is_disconnected
 
 _BEGUN_AT_ONCE = 4
 """Handshakes that begin before other work of the event loop (0.25 to 1 ms each). Requests of
@@ -20,8 +20,10 @@ Admit = Callable[[PendingConnection, asyncio.Transport], None]
 
 
 class _Acceptor(asyncio.Protocol):
-    """Placeholder protocol until TLS is established. The HTTP server's objects are not made
-    before: they refer to each other, so only the garbage collector would free them.
+    """Protocol of a connection until TLS is established.
+
+    The HTTP server's objects are created only then: they refer to each other, so only the garbage
+    collector would free those of a failed handshake.
     """
 
     def __init__(self, admit: Admit, pending: PendingConnection) -> None:
@@ -49,9 +51,9 @@ class Handshakes:
         self._loop = asyncio.get_running_loop()
         self._running: Counter[str] = Counter()
         """Handshakes by network."""
-        self._spoke: deque[PendingConnection] = deque()
+        self._queued: deque[PendingConnection] = deque()
         """Connections that sent a byte and whose handshake has not begun."""
-        self._turns: dict[str, deque[PendingConnection]] = {}
+        self._waiting: dict[str, deque[PendingConnection]] = {}
         """By network: connections that wait until a handshake of their network ends."""
         self._begins_at = 0.0
         self._beginning: asyncio.TimerHandle | None = None
@@ -61,35 +63,35 @@ class Handshakes:
         if self._beginning is not None:
             self._beginning.cancel()
 
-    def take_on(self, pending: PendingConnection) -> None:
+    def queue(self, pending: PendingConnection) -> None:
         """Queue the handshake of a connection that sent a byte."""
-        self._spoke.append(pending)
+        self._queued.append(pending)
         if self._beginning is None:
-            self._beginning = self._loop.call_at(self._begins_at, self._begin_some)
+            self._beginning = self._loop.call_at(self._begins_at, self._begin_queued)
 
-    def _begin_some(self) -> None:
+    def _begin_queued(self) -> None:
         """Begin a few handshakes; requests of known clients run before the others."""
         begun, self._beginning = 0, None
-        while self._spoke and begun < _BEGUN_AT_ONCE:
-            pending = self._spoke.popleft()
+        while self._queued and begun < _BEGUN_AT_ONCE:
+            pending = self._queued.popleft()
             if pending not in self._pending:
                 continue
-            if has_left(pending.sock, tls=self._tls is not None):
+            if is_disconnected(pending.sock, tls=self._tls is not None):
                 self._end(pending, "the handshake failed")
             elif self._running[pending.network] < self._limits.handshakes_per_address:
-                self._begin(pending)
+                self._begin_handshake(pending)
                 begun += 1
             else:
-                self._turns.setdefault(pending.network, deque()).append(pending)
+                self._waiting.setdefault(pending.network, deque()).append(pending)
         self._begins_at = self._loop.time() + begun * _BEGIN_S * (self._tls is not None)
-        if self._spoke:
-            self._beginning = self._loop.call_at(self._begins_at, self._begin_some)
+        if self._queued:
+            self._beginning = self._loop.call_at(self._begins_at, self._begin_queued)
 
-    def _begin(self, pending: PendingConnection) -> None:
+    def _begin_handshake(self, pending: PendingConnection) -> None:
         self._running[pending.network] += 1
         pending.since = self._loop.time()
         pending.task = self._loop.create_task(self._shake_hands(pending))
-        pending.task.add_done_callback(lambda _: self._shook(pending))
+        pending.task.add_done_callback(lambda _: self._end_handshake(pending))
 
     async def _shake_hands(self, pending: PendingConnection) -> None:
         timeouts = {}
@@ -104,19 +106,19 @@ class Handshakes:
         except (OSError, ssl.CertificateError) as e:
             e.__traceback__ = None  # breaks a cycle: its frames hold the future with the error
 
-    def _shook(self, pending: PendingConnection) -> None:
-        """Clean up after a handshake, however it ended, and begin the next of its network."""
+    def _end_handshake(self, pending: PendingConnection) -> None:
+        """Clean up after a handshake, and begin the next one of its network."""
         network, pending.task = pending.network, None
         if pending in self._pending:
             self._end(pending, "the handshake failed")
         self._running[network] -= 1
         if self._running[network] <= 0:
             del self._running[network]
-        turns = self._turns.get(network)
-        while turns:
-            pending = turns.popleft()
+        waiting = self._waiting.get(network)
+        while waiting:
+            pending = waiting.popleft()
             if pending in self._pending:
-                self.take_on(pending)
+                self.queue(pending)
                 break
-        if not turns:
-            self._turns.pop(network, None)
+        if not waiting:
+            self._waiting.pop(network, None)

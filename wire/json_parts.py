@@ -14,7 +14,7 @@ from msgspec import structs
 PART = 200
 """Most items of a list that are encoded in one call: 200 tasks take 0.3 ms."""
 _FEW = 50
-"""Items of a list that its owner may have to be encoded in one call."""
+"""Most items of a list or mapping in a value that is encoded in one call."""
 _PART_BYTES = 32 << 10
 """Bytes of a part at which the next one has as many items: about 0.1 ms."""
 _PLAIN = frozenset({str, int, float, bool, bytes, NoneType})
@@ -84,8 +84,8 @@ def json_parts(value: Any, hook: Hook | None = None) -> Iterator[bytes]:
     if not has_many(value):
         yield msgspec.json.encode(value, enc_hook=hook)
     elif isinstance(value, list):
-        yield from _list(value, hook)
-    elif (fields := _fields(value)) is not None:
+        yield from _list_parts(value, hook)
+    elif (fields := _encoded_fields(value)) is not None:
         for number, (name, item) in enumerate(fields):
             yield (b"," if number else b"{") + msgspec.json.encode(name) + b":"
             yield from json_parts(item, hook)
@@ -94,7 +94,7 @@ def json_parts(value: Any, hook: Hook | None = None) -> Iterator[bytes]:
         yield msgspec.json.encode(value, enc_hook=hook)
 
 
-def _list(items: list[Any], hook: Hook | None) -> Iterator[bytes]:
+def _list_parts(items: list[Any], hook: Hook | None) -> Iterator[bytes]:
     """Yield a list with items. The size of a part follows from the bytes of the one before it:
     to look into each item would take longer than to encode it.
     """
@@ -113,7 +113,7 @@ def _list(items: list[Any], hook: Hook | None) -> Iterator[bytes]:
     yield b"]"
 
 
-def _fields(value: Any) -> Iterable[tuple[str, Any]] | None:
+def _encoded_fields(value: Any) -> Iterable[tuple[str, Any]] | None:
     """Return the fields of a value that is encoded field by field; None: it is encoded whole."""
     if isinstance(value, dict):
         return value.items() if value and all(type(name) is str for name in value) else None

@@ -72,9 +72,10 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         except BaseException:
             sock.close()
             raise
-    except OSError as e:
+    except (OSError, UnicodeError) as e:  # UnicodeError: no name of DNS, such as `a..b`
+        reason = e.strerror if isinstance(e, OSError) else "this is not the name of a host"
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {e.strerror or e}",
+            f"cannot listen on {host}:{port}: {reason or e}",
             hint="does the address belong to this host, and is the port free? `ss -tlnp` shows",
         ) from e
     return sock
@@ -90,7 +91,7 @@ def unix_socket(path: Path, group: str = "", *, is_shared: bool = False) -> sock
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_dead(path)
+        _remove_stale(path)
         mask = os.umask(0o177)
         try:
             sock.bind(str(path))
@@ -122,7 +123,7 @@ def local_socket(path: Path, *, is_shared: bool = False) -> Iterator[socket.sock
         path.unlink(missing_ok=True)
 
 
-def _remove_dead(path: Path) -> None:
+def _remove_stale(path: Path) -> None:
     if not path.exists():
         return
     if not stat.S_ISSOCK(path.stat().st_mode):

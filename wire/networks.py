@@ -9,19 +9,21 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
+Connection = TypeVar("Connection")
 _UCRED = struct.Struct("3i")
 """pid, uid, gid: `struct ucred` of unix(7)."""
 _REMEMBERED = 4096
 SUSPECT_S = 60.0
+"""How long a network stays a suspect."""
 PROVED_S = 600.0
+"""How long a proved identity protects its network from suspicion."""
 
 
 class Suspects:
-    """Networks that recently took a place and did not use it.
+    """Networks whose connections recently took a place and did not use it.
 
-    The networks of a flood are soon among these, even thousands of addresses. A new caller is
-    not, nor is a network from which a caller recently proved an identity.
+    The networks of a flood are soon suspects, even thousands of them. A new caller is not a
+    suspect, nor is a network from which a caller recently proved an identity.
     """
 
     def __init__(self) -> None:
@@ -30,51 +32,51 @@ class Suspects:
 
     def add(self, network: str, now: float) -> None:
         """Record that a network wasted a place."""
-        _note(self._until, network, now + SUSPECT_S)
+        _remember(self._until, network, now + SUSPECT_S)
 
-    def proved(self, network: str, now: float) -> None:
+    def record_proof(self, network: str, now: float) -> None:
         """Record that a caller from a network proved an identity."""
-        _note(self._proved_until, network, now + PROVED_S)
+        _remember(self._proved_until, network, now + PROVED_S)
 
-    def has(self, network: str, now: float) -> bool:
+    def is_suspect(self, network: str, now: float) -> bool:
         """Return whether a network wasted a place recently, and no caller proved an identity."""
         return self._until.get(network, now) > now >= self._proved_until.get(network, now)
 
 
-class ByNetwork(Generic[T]):
+class ConnectionsByNetwork(Generic[Connection]):
     """Connections of each network, the oldest first."""
 
     def __init__(self) -> None:
-        self._of: dict[str, dict[T, None]] = {}
+        self._of: dict[str, dict[Connection, None]] = {}
         self._size = 0
 
     def __len__(self) -> int:
         """Return the number of connections of all networks."""
         return self._size
 
-    def of(self, network: str) -> Mapping[T, None]:
+    def of(self, network: str) -> Mapping[Connection, None]:
         """Return the connections of a network."""
         return self._of.get(network, {})
 
-    def largest(self) -> Mapping[T, None]:
+    def largest(self) -> Mapping[Connection, None]:
         """Return the connections of the network that has most."""
         return max(self._of.values(), key=len, default={})
 
-    def add(self, network: str, one: T) -> None:
+    def add(self, network: str, connection: Connection) -> None:
         """Add a connection as the youngest of its network."""
-        self._of.setdefault(network, {})[one] = None
+        self._of.setdefault(network, {})[connection] = None
         self._size += 1
 
-    def remove(self, network: str, one: T) -> None:
+    def remove(self, network: str, connection: Connection) -> None:
         """Remove a connection."""
         known = self._of[network]
-        del known[one]
+        del known[connection]
         self._size -= 1
         if not known:
             del self._of[network]
 
 
-def _note(times: dict[str, float], network: str, until: float) -> None:
+def _remember(times: dict[str, float], network: str, until: float) -> None:
     times.pop(network, None)
     times[network] = until
     if len(times) > _REMEMBERED:
@@ -90,7 +92,7 @@ def user_of(sock: socket.socket) -> tuple[int, int]:
     return uid, gid
 
 
-def whence(sock: socket.socket, name: object) -> tuple[str, str]:
+def origin_of(sock: socket.socket, name: object) -> tuple[str, str]:
     """Return the address of a connecting client, and the network that is charged for it."""
     if sock.family == socket.AF_UNIX:
         return "", f"user {user_of(sock)[0]}"

@@ -32,7 +32,7 @@ class _Option(click.ParamType[float]):
             self.fail(str(e), param, ctx)
 
 
-def also(group: click.Group, *former: str) -> Callable[[click.Command], click.Command]:
+def former_names(group: click.Group, *former: str) -> Callable[[click.Command], click.Command]:
     """Keep the former names of a command in `group`; help, manual and completion hide them."""
 
     def keep(command: click.Command) -> click.Command:
@@ -57,7 +57,7 @@ class _Name(click.ParamType[str]):
         return str(value)
 
 
-def a_name() -> click.ParamType[str]:
+def nonempty_name() -> click.ParamType[str]:
     """Return the type of an optional name that must not be empty.
 
     An empty value, for instance from an unset shell variable, is refused instead of being

@@ -61,9 +61,9 @@ def expect_peer(certificate: Mapping[str, Any] | None, path: str, domain: str = 
     `path` may list several identities, separated by `|`.
     """
     peer = peer_of(certificate, domain)
-    found = "/" + peer.name.removeprefix("spiffe://").partition("/")[2]
-    if found not in path.split("|"):
-        raise Forbidden(f"expected to reach {path.replace('|', ' or ')}, but {found} answered")
+    identity = "/" + peer.name.removeprefix("spiffe://").partition("/")[2]
+    if identity not in path.split("|"):
+        raise Forbidden(f"expected to reach {path.replace('|', ' or ')}, but {identity} answered")
     return peer
 
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from wire.networks import ByNetwork, Suspects
+from wire.networks import ConnectionsByNetwork, Suspects
 
 
 class PendingConnection:
@@ -38,7 +38,7 @@ class PendingConnections:
     def __init__(self) -> None:
         self._all: dict[PendingConnection, None] = {}
         self._silent: dict[PendingConnection, None] = {}
-        self._by_network: ByNetwork[PendingConnection] = ByNetwork()
+        self._by_network: ConnectionsByNetwork[PendingConnection] = ConnectionsByNetwork()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -46,8 +46,8 @@ class PendingConnections:
     def __iter__(self) -> Iterator[PendingConnection]:
         return iter(self._all)
 
-    def __contains__(self, one: object) -> bool:
-        return one in self._all
+    def __contains__(self, connection: object) -> bool:
+        return connection in self._all
 
     @property
     def silent(self) -> Mapping[PendingConnection, None]:
@@ -58,31 +58,31 @@ class PendingConnections:
         """Return the pending connections of a network, the oldest first."""
         return self._by_network.of(network)
 
-    def add(self, one: PendingConnection) -> None:
+    def add(self, connection: PendingConnection) -> None:
         """Add a connection that sent no byte yet."""
-        self._all[one] = self._silent[one] = None
-        self._by_network.add(one.network, one)
+        self._all[connection] = self._silent[connection] = None
+        self._by_network.add(connection.network, connection)
 
-    def spoke(self, one: PendingConnection) -> None:
+    def record_first_byte(self, connection: PendingConnection) -> None:
         """Record that a connection sent its first byte."""
-        self._silent.pop(one, None)
+        self._silent.pop(connection, None)
 
-    def remove(self, one: PendingConnection) -> bool:
+    def remove(self, connection: PendingConnection) -> bool:
         """Remove a connection, and return whether it was pending."""
-        if self._all.pop(one, self) is self:
+        if self._all.pop(connection, self) is self:
             return False
-        self._silent.pop(one, None)
-        self._by_network.remove(one.network, one)
+        self._silent.pop(connection, None)
+        self._by_network.remove(connection.network, connection)
         return True
 
-    def first_to_go(self, suspects: Suspects, now: float) -> PendingConnection | None:
+    def next_to_close(self, suspects: Suspects, now: float) -> PendingConnection | None:
         """Return the connection to close first: the oldest suspect, else the oldest of all.
 
         In both cases silent connections go first.
         """
-        has = suspects.has
+        is_suspect = suspects.is_suspect
         for pending in chain(self._silent, self._all):
-            if has(pending.network, now):
+            if is_suspect(pending.network, now):
                 return pending
         return next(chain(self._silent, self._all), None)
 
@@ -97,7 +97,7 @@ def first_byte(sock: socket.socket) -> bytes | None:
         return b""
 
 
-def has_left(sock: socket.socket, *, tls: bool) -> bool:
+def is_disconnected(sock: socket.socket, *, tls: bool) -> bool:
     """Return whether the client has gone. With TLS this includes a client that ended its side."""
     return first_byte(sock) == b"" or (tls and _is_ended(sock))
 

@@ -12,7 +12,7 @@ _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 def ca_hash(ca_pem: str) -> str:
     """Return the pin of an authority: `sha256:<hex>` over its first certificate (DER)."""
-    return "sha256:" + hashlib.sha256(_first(ca_pem)).hexdigest()
+    return "sha256:" + hashlib.sha256(_first_der(ca_pem)).hexdigest()
 
 
 def ca_hashes(ca_pem: str) -> list[str]:
@@ -22,10 +22,10 @@ def ca_hashes(ca_pem: str) -> list[str]:
 
 def first_certificate(pem: str) -> str:
     """Return only the first certificate of a PEM text."""
-    return ssl.DER_cert_to_PEM_cert(_first(pem))
+    return ssl.DER_cert_to_PEM_cert(_first_der(pem))
 
 
-def _first(pem: str) -> bytes:
+def _first_der(pem: str) -> bytes:
     start, stop = pem.find(_BEGIN), pem.find(_END)
     try:
         if start < 0 or stop < start:

@@ -16,7 +16,7 @@ class _Process(ProcessCollector):
         return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def of_process(registry: CollectorRegistry) -> CollectorRegistry:
+def add_process_metrics(registry: CollectorRegistry) -> CollectorRegistry:
     """Add memory, descriptors, CPU and start of this process, and the tasks of its event loop."""
     _Process(registry=registry)
     Gauge(

@@ -48,7 +48,7 @@ class PrometheusData(msgspec.Struct, rename={"result_type": "resultType"}):
         return str(self.result[1])
 
 
-class _Answer(msgspec.Struct):
+class _Response(msgspec.Struct):
     status: str
     data: PrometheusData = msgspec.field(default_factory=PrometheusData)
     error: str = ""
@@ -78,32 +78,32 @@ class Prometheus:
 
     async def query(self, promql: str) -> PrometheusData:
         """Return the present value of a query."""
-        return await self._ask("query", {"query": promql})
+        return await self._query("query", {"query": promql})
 
     async def query_range(
         self, promql: str, start: float, end: float, step_s: float
     ) -> PrometheusData:
         """Return the values of a query, in steps from `start` to `end` (seconds since 1970)."""
         times = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step_s:g}"}
-        return await self._ask("query_range", {"query": promql, **times})
+        return await self._query("query_range", {"query": promql, **times})
 
-    async def _ask(self, call: str, asked: dict[str, str]) -> PrometheusData:
-        status, body = await self._post(call, asked)
+    async def _query(self, call: str, parameters: dict[str, str]) -> PrometheusData:
+        status, body = await self._post(call, parameters)
         try:
-            answer = msgspec.json.decode(body, type=_Answer)
+            answer = msgspec.json.decode(body, type=_Response)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
             raise Unreachable(f"its answer cannot be read (HTTP {status})") from e
         if answer.status != "success":
             raise Unreachable(f"it refuses the query: {answer.error[:300] or answer.status[:300]}")
         return answer.data
 
-    async def _post(self, call: str, asked: dict[str, str]) -> tuple[int, bytes]:
+    async def _post(self, call: str, parameters: dict[str, str]) -> tuple[int, bytes]:
         session = self._session
         if session is None or session.closed:
             session = self._session = aiohttp.ClientSession(timeout=self._timeout)
         try:
             async with session.post(
-                self._url + call, data=asked, allow_redirects=False
+                self._url + call, data=parameters, allow_redirects=False
             ) as response:
                 body = bytearray()
                 async for chunk in response.content.iter_chunked(1 << 16):

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from wire.errors import FieldError, InvalidInput
-from wire.single_keys import DoubleKeyError, json_with_single_keys
+from wire.unique_keys import DuplicateKeyError, json_with_unique_keys
 from wire.violations import MAX_ERRORS, violations
 
 Relations = Callable[[Any], list[FieldError]]
@@ -107,7 +107,7 @@ def decode_json(
         if relations is not None:
             errors += relations(msgspec.json.decode(data) if plain is None else plain)
         if not errors:
-            _refuse_double_keys(data, what)
+            _refuse_duplicate_keys(data, what)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
         raise InvalidInput(f"{what} is not JSON: {e}") from e
     if errors:
@@ -115,11 +115,11 @@ def decode_json(
     return value
 
 
-def _refuse_double_keys(data: bytes, what: str) -> None:
+def _refuse_duplicate_keys(data: bytes, what: str) -> None:
     """Raise for a valid document in which an object has a key twice: the decoder hides one."""
     try:
-        json_with_single_keys(data)
-    except DoubleKeyError as e:
+        json_with_unique_keys(data)
+    except DuplicateKeyError as e:
         raise InvalidInput(f"{what} is not valid: {e}") from e
     except ValueError:
         return  # an integer that is too long for Python's decoder

@@ -24,11 +24,18 @@ from aiohttp.http_exceptions import HttpProcessingError
 from multidict import MultiMapping
 
 from wire import duplex
-from wire.connection import attended, prepare
+from wire.connection import prepare_response, tracked
 from wire.errors import InvalidInput, NotFound, Problem, TooLarge, TooSlow, TwineError
-from wire.fairness import MAX_BODY_BYTES, Computing, Peer, Turns, WaitingCalls, body_limit
+from wire.fairness import (
+    MAX_BODY_BYTES,
+    AccountLocks,
+    ComputeShares,
+    OpenRequests,
+    Peer,
+    body_limit,
+)
 from wire.json_parts import has_many, json_parts
-from wire.lasting import CallerLeft, answer_in_chunks, until_caller_leaves
+from wire.long_answers import CallerLeft, answer_in_chunks, until_caller_leaves
 from wire.openapi import QUERY_MAX, document
 from wire.routes import Route, decode_json
 from wire.units import shown
@@ -39,7 +46,7 @@ BODY_PAUSE_S = 30.0
 """How long the server waits for a body, all pauses together."""
 BODY_BYTES_PER_S = 4096
 """Bytes of a body that add a second to `BODY_PAUSE_S`."""
-_TURN_S = 0.001
+_ENCODE_S = 0.001
 """Time for which a long answer is encoded before the event loop gets a turn."""
 _FLAGS = {
     **dict.fromkeys(("1", "true", "yes"), True),
@@ -123,13 +130,16 @@ def make_app(
     if missing := {r.name for r in routes} ^ set(handlers):
         raise TypeError(f"routes and handlers differ: {', '.join(sorted(missing))}")
     app = web.Application(
-        client_max_size=MAX_BODY_BYTES, middlewares=[attended, _numbered, _problems]
+        client_max_size=MAX_BODY_BYTES,
+        middlewares=[tracked, _with_request_id, _with_problem_documents],
     )
-    app.on_response_prepare.extend([_name_request, prepare])
+    app.on_response_prepare.extend([_set_request_id, prepare_response])
     fairness = _Fairness()
     for route in routes:
         endpoint = _Endpoint(route, handlers[route.name], authorize, fairness)
-        app.router.add_route(route.method, route.path, endpoint.serve, expect_handler=_expected)
+        app.router.add_route(
+            route.method, route.path, endpoint.serve, expect_handler=_check_expectation
+        )
     _add_documents(app, msgspec.json.encode(document(title, version, routes)), authorize, metrics)
     return app
 
@@ -168,9 +178,9 @@ def _add_documents(
 class _Fairness:
     """The limits that callers share."""
 
-    waiting: WaitingCalls = field(default_factory=WaitingCalls)
-    computing: Computing = field(default_factory=Computing)
-    turns: Turns = field(default_factory=Turns)
+    open_requests: OpenRequests = field(default_factory=OpenRequests)
+    computing: ComputeShares = field(default_factory=ComputeShares)
+    account_locks: AccountLocks = field(default_factory=AccountLocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,22 +195,22 @@ class _Endpoint:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Answer a request, and charge its caller for the computing time."""
         computing, peer = self.fairness.computing, self.authorize(request, self.route)
-        await computing.turn(peer)
+        await computing.wait_for_share(peer)
         if peer.is_trusted:
-            return await self._placed(request, peer)
-        return await computing.charged(peer, self._placed(request, peer))
+            return await self._within_limits(request, peer)
+        return await computing.charged(peer, self._within_limits(request, peer))
 
-    async def _placed(self, request: web.Request, peer: Peer) -> web.StreamResponse:
+    async def _within_limits(self, request: web.Request, peer: Peer) -> web.StreamResponse:
         if self.route.is_waiting:
-            with self.fairness.waiting.of(peer):
-                return await self._answered(request, peer)
+            with self.fairness.open_requests.counted(peer):
+                return await self._answer(request, peer)
         if self.route.is_costly:
-            async with self.fairness.turns.of(peer):
-                return await self._answered(request, peer)
-        return await self._answered(request, peer)
+            async with self.fairness.account_locks.of(peer):
+                return await self._answer(request, peer)
+        return await self._answer(request, peer)
 
-    async def _answered(self, request: web.Request, peer: Peer) -> web.StreamResponse:
-        route, call = self.route, await self._decoded(request, peer)
+    async def _answer(self, request: web.Request, peer: Peer) -> web.StreamResponse:
+        route, call = self.route, await self._decode_call(request, peer)
         if route.duplex:
             return await duplex.serve(request, await self.handler(call))
         if route.stream_out:
@@ -211,36 +221,36 @@ class _Endpoint:
         except CallerLeft:
             return web.Response(status=499)  # goes nowhere; an error would be logged
         status = 202 if result is None else 200
-        body = await _encoded(result)
+        body = await _encode(result)
         return web.Response(body=body, status=status, content_type="application/json")
 
-    async def _decoded(self, request: web.Request, peer: Peer) -> Call:
+    async def _decode_call(self, request: web.Request, peer: Peer) -> Call:
         route, body, stream = self.route, None, None
         _check_parameters(route, request)
         if route.stream_in:
-            stream = _received(request)
+            stream = _receive_body(request)
         elif route.request is not None:
-            data = await _body(request, body_limit(route, peer))
+            data = await _read_body(request, body_limit(route, peer))
             # many bodies of one caller may have come meanwhile
-            await self.fairness.computing.turn(peer)
+            await self.fairness.computing.wait_for_share(peer)
             body = decode_json(data, route.request, "the request body", route.relations)
         path, query = dict(request.match_info), dict(request.query)
         return Call(route, peer, body, path, query, stream, request_id())
 
 
-async def _encoded(result: Any) -> bytes | io.BytesIO:
+async def _encode(result: Any) -> bytes | io.BytesIO:
     """Return an answer as JSON. A long list is encoded, and later sent, in parts: other requests
     are answered in between.
     """
     if not has_many(result):
         return msgspec.json.encode(result)
     body, clock = io.BytesIO(), time.perf_counter
-    until = clock() + _TURN_S
+    until = clock() + _ENCODE_S
     for part in json_parts(result):
         body.write(part)
         if clock() > until:
             await asyncio.sleep(0)
-            until = clock() + _TURN_S
+            until = clock() + _ENCODE_S
     body.seek(0)
     return body
 
@@ -267,11 +277,11 @@ def refuse_repeated(query: MultiMapping[str]) -> None:
         )
 
 
-async def _body(request: web.Request, limit: int) -> bytes:
+async def _read_body(request: web.Request, limit: int) -> bytes:
     """Return the whole body. A small body has mostly arrived with its header."""
     content = request.content
     if not content.is_eof() or content.exception() is not None:
-        return b"".join([chunk async for chunk in _received(request, limit)])
+        return b"".join([chunk async for chunk in _receive_body(request, limit)])
     data = content.read_nowait()
     if len(data) > limit:
         raise _too_large(limit)
@@ -282,7 +292,7 @@ def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"the request body is over {limit} bytes")
 
 
-async def _received(request: web.Request, limit: int | None = None) -> AsyncIterator[bytes]:
+async def _receive_body(request: web.Request, limit: int | None = None) -> AsyncIterator[bytes]:
     """Yield the body as it arrives. A body that breaks off is the caller's error."""
     size, clock = 0, asyncio.get_running_loop().time
     began, waited = clock(), 0.0
@@ -315,56 +325,56 @@ def request_id() -> str:
 
 
 @web.middleware
-async def _numbered(request: web.Request, handler: NextHandler) -> web.StreamResponse:
+async def _with_request_id(request: web.Request, handler: NextHandler) -> web.StreamResponse:
     """Give the request an id that its answer, the log and the audit log contain."""
     _request_id.set(secrets.token_hex(8))
     return await handler(request)
 
 
-async def _expected(request: web.Request) -> web.StreamResponse | None:
+async def _check_expectation(request: web.Request) -> web.StreamResponse | None:
     """Request the body, or refuse another expectation with a problem document (BUG-HT27)."""
     wanted = request.headers.get("Expect", "")
     if request.version != HttpVersion11:
         return None
     if wanted.lower() != "100-continue":
         detail = f"only 100-continue can be expected here, not {shown(wanted)}"
-        return _refused(Problem(code="expectation_failed", status=417, detail=detail))
+        return _problem_response(Problem(code="expectation_failed", status=417, detail=detail))
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # the answer itself has not begun
     return None
 
 
-async def _name_request(_: web.Request, response: web.StreamResponse) -> None:
+async def _set_request_id(_: web.Request, response: web.StreamResponse) -> None:
     response.headers["X-Request-Id"] = request_id()
 
 
 @web.middleware
-async def _problems(request: web.Request, handler: NextHandler) -> web.StreamResponse:
+async def _with_problem_documents(request: web.Request, handler: NextHandler) -> web.StreamResponse:
     try:
         return await handler(request)
     except TwineError as e:
-        return _refused(e.problem())
+        return _problem_response(e.problem())
     except web.HTTPNotFound:
         error = NotFound(f"there is no {request.path} here", hint="see /openapi.json")
-        return _refused(error.problem())
+        return _problem_response(error.problem())
     except web.HTTPMethodNotAllowed as e:
         allowed = ", ".join(sorted(e.allowed_methods))
         detail = f"{request.path} supports {allowed}, not {shown(request.method)}"
-        answer = _refused(Problem(code="no_such_method", status=405, detail=detail))
+        answer = _problem_response(Problem(code="no_such_method", status=405, detail=detail))
         answer.headers["Allow"] = allowed
         return answer
     except web.HTTPException as e:
-        return _refused(Problem(code="http", status=e.status, detail=e.reason))
+        return _problem_response(Problem(code="http", status=e.status, detail=e.reason))
     except ConnectionResetError:
         raise
     except Exception:
         extra = {"path": request.path, "request": request_id()}
         log.exception("a request failed because of a bug", extra=extra)
         detail = "the server failed because of a bug; its log has the traceback"
-        return _refused(Problem(code="internal", status=500, detail=detail))
+        return _problem_response(Problem(code="internal", status=500, detail=detail))
 
 
-def _refused(problem: Problem) -> web.Response:
+def _problem_response(problem: Problem) -> web.Response:
     problem = msgspec.structs.replace(problem, request_id=request_id())
     headers = {"Retry-After": "1"} if problem.retryable else {}
     return web.Response(
@@ -375,7 +385,7 @@ def _refused(problem: Problem) -> web.Response:
     )
 
 
-class _OursOnly(logging.Filter):
+class _NoClientErrors(logging.Filter):
     """Drops tracebacks of broken HTTP, which any client can send."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -386,5 +396,5 @@ class _OursOnly(logging.Filter):
 def http_log(owner: str) -> logging.Logger:
     """Return the logger to give to an `AppRunner` of this module."""
     logger = logging.getLogger(f"{owner}.http")
-    logger.addFilter(_OursOnly())
+    logger.addFilter(_NoClientErrors())
     return logger

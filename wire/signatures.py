@@ -47,19 +47,19 @@ def public_key(pem: bytes) -> str:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     if b"PUBLIC KEY" not in pem:
-        return _own_key(pem)[0]
+        return _load_private_key(pem)[0]
     try:
         key = serialization.load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm) as e:
         raise InvalidInput("this is not a public key in PEM form", hint=_HINT) from e
     if not isinstance(key, Ed25519PublicKey):
         raise InvalidInput("the public key is not one of Ed25519", hint=_HINT)
-    return _text(key.public_bytes_raw())
+    return _key_text(key.public_bytes_raw())
 
 
 def sign(pem: bytes, name: str, digest: str) -> tuple[str, str]:
     """Return the public key of a private key, and its signature of an image in base64."""
-    text, signer = _own_key(pem)
+    text, signer = _load_private_key(pem)
     return text, base64.b64encode(signer(statement(name, digest))).decode()
 
 
@@ -77,7 +77,7 @@ def is_signed(key: str, signature: str, name: str, digest: str) -> bool:
     return key.startswith(PREFIX)
 
 
-def _own_key(pem: bytes) -> tuple[str, Callable[[bytes], bytes]]:
+def _load_private_key(pem: bytes) -> tuple[str, Callable[[bytes], bytes]]:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -89,8 +89,8 @@ def _own_key(pem: bytes) -> tuple[str, Callable[[bytes], bytes]]:
         raise InvalidInput(reason, hint=_HINT) from e
     if not isinstance(key, Ed25519PrivateKey):
         raise InvalidInput("the private key is not one of Ed25519", hint=_HINT)
-    return _text(key.public_key().public_bytes_raw()), key.sign
+    return _key_text(key.public_key().public_bytes_raw()), key.sign
 
 
-def _text(raw: bytes) -> str:
+def _key_text(raw: bytes) -> str:
     return PREFIX + base64.b64encode(raw).decode()

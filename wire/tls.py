@@ -25,7 +25,7 @@ from wire.peers import expect_peer
 CONTROL_PLANE = "/component/control-plane"
 """The identity that a host and a user expect behind the control plane's address."""
 FRONT_END = "/component/front-end"
-ENTRANCES = f"{CONTROL_PLANE}|{FRONT_END}"
+API_SERVERS = f"{CONTROL_PLANE}|{FRONT_END}"
 """The servers that a user's client accepts: a control plane, or a front end that forwards to it."""
 READ_BYTES = 32 << 10
 """Bytes that a TLS connection reads at once: two of the longest records (RFC 8446, 5.1). asyncio
@@ -75,13 +75,13 @@ def load(path: Path) -> Credential:
         ) from e
 
 
-EXPECTED: ContextVar[str] = ContextVar("expected peer", default="")
+EXPECTED_SERVER: ContextVar[str] = ContextVar("expected peer", default="")
 """Identity of the server that the current asyncio task calls, such as `/host/vm1`. For contexts
 that serve many peers: a context takes 30 KiB and 2 ms to renew, too much for one per machine."""
 
 
-Maker = Callable[[Credential], ssl.SSLContext]
-Judge = Callable[[Mapping[str, Any]], None]
+ContextMaker = Callable[[Credential], ssl.SSLContext]
+CertificateCheck = Callable[[Mapping[str, Any]], None]
 """Checks a verified certificate, and raises `TwineError` to refuse it."""
 
 
@@ -90,15 +90,15 @@ class _CheckedObject(ssl.SSLObject):
 
     expected: str = ""
     domain: str = ""
-    judge: Judge | None = None
+    check_certificate: CertificateCheck | None = None
 
     def do_handshake(self) -> None:
         super().do_handshake()
         try:
             certificate = self.getpeercert()
             expect_peer(certificate, self.expected or "no host", self.domain)
-            if self.judge is not None:
-                self.judge(certificate or {})
+            if self.check_certificate is not None:
+                self.check_certificate(certificate or {})
         except TwineError as e:
             raise ssl.SSLCertVerificationError(1, str(e)) from e
 
@@ -114,7 +114,7 @@ class _Context(ssl.SSLContext):
         return super().wrap_bio(*args, **kwargs)
 
 
-class Followers:
+class RenewedContexts:
     """Contexts of one identity, which all change to a new credential at once.
 
     The library can replace the certificate of a context, but cannot remove an authority from it.
@@ -122,16 +122,16 @@ class Followers:
     """
 
     def __init__(self) -> None:
-        self._made: weakref.WeakKeyDictionary[_Context, Maker] = weakref.WeakKeyDictionary()
+        self._made: weakref.WeakKeyDictionary[_Context, ContextMaker] = weakref.WeakKeyDictionary()
 
-    def add(self, make: Maker, credential: Credential) -> ssl.SSLContext:
+    def add(self, make: ContextMaker, credential: Credential) -> ssl.SSLContext:
         """Return a context that follows every later credential."""
         context = make(credential)
         assert isinstance(context, _Context)
         self._made[context] = make
         return context
 
-    def take(self, credential: Credential) -> None:
+    def renew(self, credential: Credential) -> None:
         """Change all contexts to a credential; new connections use it."""
         for context, make in self._made.items():
             context.successor = make(credential)
@@ -142,18 +142,18 @@ class _ClientContext(_Context):
 
     sslobject_class = _CheckedObject
     expected: str = ""
-    """Identity of the server; empty: taken from `EXPECTED`."""
+    """Identity of the server; empty: taken from `EXPECTED_SERVER`."""
     domain: str = ""
     """Trust domain of the server; empty: any trust domain of this authority."""
-    judge: Judge | None = None
+    check_certificate: CertificateCheck | None = None
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
         wrapped = super().wrap_bio(*args, **kwargs)
         if self.successor is not None:
             return wrapped
         assert isinstance(wrapped, _CheckedObject)
-        wrapped.expected = self.expected or EXPECTED.get()
-        wrapped.domain, wrapped.judge = self.domain, self.judge
+        wrapped.expected = self.expected or EXPECTED_SERVER.get()
+        wrapped.domain, wrapped.check_certificate = self.domain, self.check_certificate
         return wrapped
 
 
@@ -176,21 +176,21 @@ def pinned_context(ca_pem: str, expected: str) -> ssl.SSLContext:
     context.expected = expected
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_STRICT
-    _trust(context, ca_pem)
+    _load_authorities(context, ca_pem)
     return context
 
 
 def client_context(
-    credential: Credential, expected: str, judge: Judge | None = None
+    credential: Credential, expected: str, check_certificate: CertificateCheck | None = None
 ) -> ssl.SSLContext:
     """Return a context to call `expected` as the holder of the credential.
 
-    If `expected` is empty, `EXPECTED` names the server of each connection. `judge` checks each
-    certificate of a server.
+    If `expected` is empty, `EXPECTED_SERVER` names the server of each connection.
+    `check_certificate` is called with each certificate of a server.
     """
     context = pinned_context(credential.ca_pem, expected)
     assert isinstance(context, _ClientContext)
-    context.domain, context.judge = credential.cluster, judge
+    context.domain, context.check_certificate = credential.cluster, check_certificate
     install(context, credential)
     return context
 
@@ -208,12 +208,12 @@ def server_context(credential: Credential, *, require_client: bool) -> ssl.SSLCo
     context.verify_mode = ssl.CERT_REQUIRED if require_client else ssl.CERT_OPTIONAL
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     context.options |= ssl.OP_NO_RENEGOTIATION
-    _trust(context, credential.ca_pem)
+    _load_authorities(context, credential.ca_pem)
     install(context, credential)
     return context
 
 
-def _trust(context: ssl.SSLContext, ca_pem: str) -> None:
+def _load_authorities(context: ssl.SSLContext, ca_pem: str) -> None:
     try:
         context.load_verify_locations(cadata=ca_pem)
     except (ssl.SSLError, ValueError) as e:

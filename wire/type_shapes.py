@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 
-def strip(kind: Any) -> tuple[Any, list[Meta]]:
+def without_annotations(kind: Any) -> tuple[Any, list[Meta]]:
     """Return a type without its annotations, and the constraints among these."""
     constraints: list[Meta] = []
     while get_origin(kind) is typing.Annotated:
@@ -20,20 +20,20 @@ def strip(kind: Any) -> tuple[Any, list[Meta]]:
     return kind, constraints
 
 
-def arms(kind: Any) -> tuple[Any, ...]:
+def union_members(kind: Any) -> tuple[Any, ...]:
     """Return the types of a union, or the type itself."""
-    bare, _ = strip(kind)
+    bare, _ = without_annotations(kind)
     return get_args(bare) if get_origin(bare) in (typing.Union, types.UnionType) else (kind,)
 
 
-def arm(value: Any, kind: Any) -> Any:
+def union_member(value: Any, kind: Any) -> Any:
     """Return the member of a union that a container was meant for; other types unchanged.
 
     Among tagged structs it is the one whose tag the value has.
     """
-    bare = [strip(one)[0] for one in arms(kind)]
-    fitting = [one for one in bare if _holds(value, one)]
-    tagged = [one for one in fitting if is_struct(one) and _named_by(value, one)]
+    bare = [without_annotations(one)[0] for one in union_members(kind)]
+    fitting = [one for one in bare if _accepts_container(value, one)]
+    tagged = [one for one in fitting if is_struct(one) and _has_tag_of(value, one)]
     return (tagged or fitting or [kind])[0]
 
 
@@ -44,16 +44,16 @@ def is_struct(kind: Any) -> bool:
 
 def is_number(kind: Any) -> bool:
     """Return whether a value of a type is a number and no text."""
-    bare = [strip(one)[0] for one in arms(kind)]
+    bare = [without_annotations(one)[0] for one in union_members(kind)]
     return any(one in (int, float) for one in bare) and str not in bare
 
 
-def _holds(value: Any, kind: Any) -> bool:
+def _accepts_container(value: Any, kind: Any) -> bool:
     if isinstance(value, dict):
         return is_struct(kind) or get_origin(kind) is dict
     return isinstance(value, list) and get_origin(kind) is list
 
 
-def _named_by(value: Any, kind: Any) -> bool:
+def _has_tag_of(value: Any, kind: Any) -> bool:
     config = kind.__struct_config__
     return config.tag_field is not None and value.get(config.tag_field) == config.tag

@@ -11,7 +11,7 @@ from msgspec import inspect
 from wire.errors import InvalidInput
 from wire.units import Quantity, quantity_of, shown
 
-_MOST_CHOICES = 40
+_MAX_CHOICES = 40
 _LEAST, _MOST = 1e-9, 1e18
 
 
@@ -60,18 +60,18 @@ def _expected(info: inspect.Type, quantity: Quantity | None, *, numbers: bool) -
             )
         case inspect.IntType() | inspect.FloatType():
             if quantity is not None and numbers:
-                return f"{_number(info, None)}, in {quantity.unit}"
-            return _number(info, quantity)
+                return f"{_number_text(info, None)}, in {quantity.unit}"
+            return _number_text(info, quantity)
         case inspect.StrType():
-            return _text(info)
+            return _string_text(info)
         case inspect.EnumType(cls=cls):
-            return f"one of {_choices([str(member.value) for member in cls])}"
+            return f"one of {_choices_text([str(member.value) for member in cls])}"
         case inspect.LiteralType(values=values):
-            return f"one of {_choices([str(v) for v in values])}"
+            return f"one of {_choices_text([str(v) for v in values])}"
         case inspect.ListType(min_length=least, max_length=most):
-            return "a list" + _between(least, most, " of {} entries")
+            return "a list" + _length_text(least, most, " of {} entries")
         case inspect.DictType(min_length=least, max_length=most):
-            return "a table" + _between(least, most, " of {} entries")
+            return "a table" + _length_text(least, most, " of {} entries")
         case inspect.StructType():
             return "a table"
         case inspect.BoolType():
@@ -79,9 +79,9 @@ def _expected(info: inspect.Type, quantity: Quantity | None, *, numbers: bool) -
     return "another kind of value"
 
 
-def _number(info: inspect.IntType | inspect.FloatType, quantity: Quantity | None) -> str:
+def _number_text(info: inspect.IntType | inspect.FloatType, quantity: Quantity | None) -> str:
     name = "a whole number" if isinstance(info, inspect.IntType) else "a number"
-    write: Callable[[Any], str] = _plainly
+    write: Callable[[Any], str] = _plain_number
     if quantity is not None:
         name, write = f"{quantity.name} such as {quantity.examples}", quantity.write
     least, most = info.ge, info.le
@@ -102,16 +102,16 @@ def _number(info: inspect.IntType | inspect.FloatType, quantity: Quantity | None
     return f"{name} {joined}".rstrip()
 
 
-def _plainly(value: float) -> str:
+def _plain_number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.15g}"
 
 
-def _text(info: inspect.StrType) -> str:
-    text = "text" + _between(info.min_length, info.max_length, " of {} characters")
+def _string_text(info: inspect.StrType) -> str:
+    text = "text" + _length_text(info.min_length, info.max_length, " of {} characters")
     return f"{text} in another form" if info.pattern else text
 
 
-def _between(least: int | None, most: int | None, words: str) -> str:
+def _length_text(least: int | None, most: int | None, words: str) -> str:
     if least and most:
         return words.format(f"{least} to {most}")
     if least:
@@ -119,6 +119,6 @@ def _between(least: int | None, most: int | None, words: str) -> str:
     return words.format(f"at most {most}") if most else ""
 
 
-def _choices(values: list[str]) -> str:
-    more = ", …" if len(values) > _MOST_CHOICES else ""
-    return ", ".join(sorted(values)[:_MOST_CHOICES]) + more
+def _choices_text(values: list[str]) -> str:
+    more = ", …" if len(values) > _MAX_CHOICES else ""
+    return ", ".join(sorted(values)[:_MAX_CHOICES]) + more

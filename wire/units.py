@@ -43,12 +43,12 @@ def size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip()) if len(text) <= _MAX_CHARS else None
     unit = match[2] if match else ""
     if match is None or (unit and unit not in _SIZES and unit not in _LETTERS):
-        raise InvalidInput(f"{shown(text)} is not a size; {_accepted_size(unit)}")
+        raise InvalidInput(f"{shown(text)} is not a size; {_accepted_sizes(unit)}")
     shift = _SIZES.get(unit, _LETTERS.get(unit, 0))
     return round(Fraction(match[1]) * (1 << shift))
 
 
-def _accepted_size(unit: str) -> str:
+def _accepted_sizes(unit: str) -> str:
     if unit in _DECIMAL:
         return f"{unit} is ambiguous (1000 or 1024): write bytes or 48MiB"
     return "write bytes or 48MiB, 1.5GiB, …"
@@ -58,24 +58,24 @@ def seconds(text: str) -> float:
     """Return seconds of `30s`, `10m`, `1h30m`, `250ms`; only 0 needs no unit."""
     rest, total = text.strip(), Fraction(0)
     if len(text) > _MAX_CHARS or not rest:
-        raise _no_duration(text)
+        raise _duration_error(text)
     if rest == "0":
         return 0.0
     largest = Fraction(10**9)
     while rest:
         match = _SPAN.match(rest)
         if match is None or _SPANS[match[2]] >= largest:
-            raise _no_duration(text)
+            raise _duration_error(text)
         largest = _SPANS[match[2]]
         total += Fraction(match[1]) * largest
         rest = rest[match.end() :]
     try:
         return float(total)
     except OverflowError:
-        raise _no_duration(text) from None
+        raise _duration_error(text) from None
 
 
-def _no_duration(text: str) -> InvalidInput:
+def _duration_error(text: str) -> InvalidInput:
     return InvalidInput(f"{shown(text)} is not a duration; write 90s, 10m, 1h30m, 8h or 30d")
 
 

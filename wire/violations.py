@@ -19,14 +19,14 @@ import msgspec
 from msgspec import Meta
 
 from wire.errors import FieldError
-from wire.type_shapes import arm, is_struct, strip
+from wire.type_shapes import is_struct, union_member, without_annotations
 from wire.type_text import refusal
 
 T = TypeVar("T")
 
 MAX_ERRORS = 100
 MAX_DEPTH = 32
-_AT_ONCE = 128
+_BATCH = 128
 """Parts of a container that are checked together."""
 _MAX_GUESSES = 8
 """Number of unknown names of a document for which a similar known name is searched."""
@@ -40,7 +40,7 @@ def violations(value: Any, kind: Any, *, numbers: bool = False) -> list[FieldErr
 
     Returns at most `MAX_ERRORS` errors. With `numbers` its author cannot write `30s` for 30.
     """
-    return list(islice(_Search(numbers).found(value, kind, "", 0), MAX_ERRORS))
+    return list(islice(_Search(numbers).search(value, kind, "", 0), MAX_ERRORS))
 
 
 class _Search:
@@ -50,33 +50,33 @@ class _Search:
         self._guesses = 0
         self._numbers = numbers
 
-    def found(self, value: Any, kind: Any, where: str, depth: int) -> Iterator[FieldError]:
+    def search(self, value: Any, kind: Any, where: str, depth: int) -> Iterator[FieldError]:
         """Yield the violations of a value, from the outside to the inside."""
         if not _is_refused(value, kind):
             return
         if depth >= MAX_DEPTH:
             yield FieldError(field=where or "(whole)", reason="nested too deeply")
             return
-        bare, constraints = strip(kind)
-        bare = arm(value, bare)
+        bare, constraints = without_annotations(kind)
+        bare = union_member(value, bare)
         inner: Iterator[FieldError] = iter(())
         if isinstance(value, dict) and is_struct(bare):
-            inner = self._in_struct(value, bare, where, depth)
+            inner = self._search_struct(value, bare, where, depth)
         elif isinstance(value, dict) and get_origin(bare) is dict:
-            inner = self._in_dict(value, bare, constraints, where, depth)
+            inner = self._search_dict(value, bare, constraints, where, depth)
         elif isinstance(value, list) and get_origin(bare) is list:
-            inner = self._in_list(value, bare, constraints, where, depth)
+            inner = self._search_list(value, bare, constraints, where, depth)
         is_explained = False
         for error in inner:
             is_explained = True
             yield error
         if not is_explained:
-            reason = _of_parts(value, bare) or refusal(
-                value, kind, _last(where), numbers=self._numbers
+            reason = _error_of_whole(value, bare) or refusal(
+                value, kind, _field_at(where), numbers=self._numbers
             )
             yield FieldError(field=where or "(whole)", reason=reason)
 
-    def _in_struct(
+    def _search_struct(
         self, value: dict[Any, Any], kind: Any, where: str, depth: int
     ) -> Iterator[FieldError]:
         fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
@@ -85,12 +85,12 @@ class _Search:
                 if key not in fields:
                     moved = getattr(kind, "MOVED", {}).get(key)
                     reason = moved or self._unknown(str(key), fields)
-                    yield FieldError(field=_join(where, key), reason=reason)
+                    yield FieldError(field=_join_path(where, key), reason=reason)
         for name, field in fields.items():
             if name in value:
-                yield from self.found(value[name], field.type, _join(where, name), depth + 1)
+                yield from self.search(value[name], field.type, _join_path(where, name), depth + 1)
             elif field.required:
-                yield FieldError(field=_join(where, name), reason="missing")
+                yield FieldError(field=_join_path(where, name), reason="missing")
 
     def _unknown(self, key: str, fields: Iterable[str]) -> str:
         """Return that a name is unknown, with a similar known name, else with all known names."""
@@ -104,42 +104,44 @@ class _Search:
             return f"unknown; did you mean {meant[0]}?"
         return f"unknown; known: {', '.join(fields)}"
 
-    def _in_dict(
+    def _search_dict(
         self, value: dict[Any, Any], kind: Any, constraints: list[Meta], where: str, depth: int
     ) -> Iterator[FieldError]:
-        yield from _whole(value, dict[Any, Any], constraints, where)
+        yield from _container_errors(value, dict[Any, Any], constraints, where)
         key_kind, item_kind = get_args(kind)
-        rest = islice(value.items(), _most(constraints))
-        while some := dict(islice(rest, _AT_ONCE)):
-            if not _is_refused(some, kind):
+        rest = islice(value.items(), _max_parts(constraints))
+        while batch := dict(islice(rest, _BATCH)):
+            if not _is_refused(batch, kind):
                 continue
-            for key, item in some.items():
-                place = _join(where, key)
+            for key, item in batch.items():
+                place = _join_path(where, key)
                 if _is_refused(key, key_kind):
                     reason = refusal(key, key_kind, "")
                     yield FieldError(field=place, reason=f"as a name: {reason}")
-                yield from self.found(item, item_kind, place, depth + 1)
+                yield from self.search(item, item_kind, place, depth + 1)
 
-    def _in_list(
+    def _search_list(
         self, value: list[Any], kind: Any, constraints: list[Meta], where: str, depth: int
     ) -> Iterator[FieldError]:
-        yield from _whole(value, list[Any], constraints, where)
+        yield from _container_errors(value, list[Any], constraints, where)
         (item_kind,) = get_args(kind)
-        end = min(len(value), _most(constraints) or len(value))
-        for at in range(0, end, _AT_ONCE):
-            some = value[at : min(at + _AT_ONCE, end)]
-            if not _is_refused(some, kind):
+        end = min(len(value), _max_parts(constraints) or len(value))
+        for at in range(0, end, _BATCH):
+            batch = value[at : min(at + _BATCH, end)]
+            if not _is_refused(batch, kind):
                 continue
-            for index, item in enumerate(some, at):
-                yield from self.found(item, item_kind, f"{where}[{index}]", depth + 1)
+            for index, item in enumerate(batch, at):
+                yield from self.search(item, item_kind, f"{where}[{index}]", depth + 1)
 
 
-def _most(constraints: list[Meta]) -> int | None:
+def _max_parts(constraints: list[Meta]) -> int | None:
     """Return how many parts a container may have; None: no limit."""
     return min((c.max_length for c in constraints if c.max_length is not None), default=None)
 
 
-def _whole(value: Any, kind: Any, constraints: list[Meta], where: str) -> list[FieldError]:
+def _container_errors(
+    value: Any, kind: Any, constraints: list[Meta], where: str
+) -> list[FieldError]:
     """Return the error of a container's own constraints, its length for instance."""
     if not constraints:
         return []
@@ -157,7 +159,7 @@ def _is_refused(value: Any, kind: Any) -> bool:
     return False
 
 
-def _of_parts(value: Any, kind: Any) -> str:
+def _error_of_whole(value: Any, kind: Any) -> str:
     """Return the error of a table as a whole (`__post_init__`) if each part is valid."""
     if not isinstance(value, dict) or not is_struct(kind):
         return ""
@@ -175,11 +177,11 @@ def name_shown(key: Any) -> str:
     return text.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair
 
 
-def _join(where: str, key: Any) -> str:
+def _join_path(where: str, key: Any) -> str:
     name = name_shown(key)
     return f"{where}.{name}" if where else name
 
 
-def _last(where: str) -> str:
+def _field_at(where: str) -> str:
     """Return the name of the field that a place lies in: `probe.ports[2]` is in `ports`."""
     return where.rpartition(".")[2].partition("[")[0]

@@ -10,7 +10,7 @@ import click
 from agent.cli import show
 from agent.cli.program import call
 from agent.cli.show import output_option
-from wire.options import also
+from wire.options import former_names
 
 _entitlement = click.option(
     "--entitlement",
@@ -25,7 +25,7 @@ def credential() -> None:
     """Credentials that this host holds for tasks, only in memory."""
 
 
-@also(credential, "put")
+@former_names(credential, "put")
 @credential.command("create")
 @click.argument("name")
 @_entitlement
@@ -38,7 +38,7 @@ def put(config_path: Path | None, name: str, entitlement: str, file: BinaryIO) -
     click.echo(f"{info.entitlement}/{info.name}: {info.size_bytes} bytes are held in memory")
 
 
-@also(credential, "ls")
+@former_names(credential, "ls")
 @credential.command("list")
 @output_option
 @click.pass_obj
@@ -52,7 +52,7 @@ def list_(config_path: Path | None, output: str) -> None:
     show.listing(output, credentials, ("ENTITLEMENT", "NAME", "BYTES", "AGE"), rows)
 
 
-@also(credential, "rm")
+@former_names(credential, "rm")
 @credential.command("delete")
 @click.argument("name")
 @_entitlement

@@ -17,7 +17,7 @@ from agent.cli.layout import archived, digest_of_file
 from agent.cli.program import call
 from agent.cli.show import output_option
 from wire.errors import InvalidInput, NotFound, TwineError
-from wire.options import also
+from wire.options import former_names
 from wire.units import about_size
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def images(config_path: Path | None, output: str) -> None:
     show.listing(output, answer, ("IMAGE", "FORMAT", "SIZE", "TASKS"), rows)
 
 
-@also(image, "rm")
+@former_names(image, "rm")
 @image.command("delete")
 @click.argument("digest")
 @click.pass_obj

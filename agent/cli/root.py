@@ -11,7 +11,7 @@ from agent.cli import image as images
 from agent.cli import resize as sizes
 from agent.cli import volume as volumes
 from agent.cli.program import run_program
-from wire.options import also
+from wire.options import former_names
 from wire.pipes import PipedGroup
 
 
@@ -55,7 +55,7 @@ _COMMANDS = (
 )
 for _command in _COMMANDS:
     cli.add_command(_command)
-also(cli, "images")(images.images)
+former_names(cli, "images")(images.images)
 
 
 @cli.command("manual")

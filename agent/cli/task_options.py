@@ -10,8 +10,8 @@ import msgspec
 from agent import api
 from agent.config import is_port
 from wire.errors import InvalidInput
+from wire.quantity_fields import TEXT_ENCODING, parse_quantities
 from wire.toml_limits import parse_toml
-from wire.written import WRITTEN, plain
 
 
 def task_document(given: dict[str, Any]) -> dict[str, Any]:
@@ -66,10 +66,10 @@ def _network(given: dict[str, Any]) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Any]:
     """Return a file as plain values, with numbers for sizes and times that are written as text."""
     try:
-        document = parse_toml(path.read_text(WRITTEN))
+        document = parse_toml(path.read_text(TEXT_ENCODING))
     except (OSError, ValueError) as e:
         raise InvalidInput(f"cannot read {path}: {e}", hint="it must be TOML") from e
-    values = plain(document, api.TaskSpec)
+    values = parse_quantities(document, api.TaskSpec)
     assert isinstance(values, dict)
     return values
 

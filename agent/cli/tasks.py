@@ -21,7 +21,7 @@ from agent.cli.task_options import checked_spec, task_document
 from agent.cli.waiting import StatusWatch, is_as_requested
 from agent.usage import TaskUsage, Usages
 from wire import options
-from wire.cpus import listed
+from wire.cpus import cpu_list_text
 from wire.errors import InvalidInput
 from wire.units import about_size
 
@@ -284,7 +284,7 @@ def _rows_of(status: api.TaskStatus) -> list[tuple[str, str]]:
         ("generation", f"{status.generation} (epoch {status.epoch})"),
         ("unit", status.unit),
         ("addresses", ", ".join(status.addresses) or "the host's"),
-        ("own CPUs", listed(status.cpus) or "none"),
+        ("own CPUs", cpu_list_text(status.cpus) or "none"),
         ("started", _moment(status.started_at)),
         ("restarts", str(status.restarts)),
         ("next start", _moment(status.next_start_at)),

@@ -10,7 +10,7 @@ import click
 from agent.cli import show
 from agent.cli.program import call
 from agent.cli.show import output_option
-from wire.options import also
+from wire.options import former_names
 from wire.units import about_size
 
 _entitlement = click.option(
@@ -58,7 +58,7 @@ def volume_snapshot(
     click.echo(made.name)
 
 
-@also(volume, "remove")
+@former_names(volume, "remove")
 @volume.command("delete")
 @click.argument("name")
 @_entitlement

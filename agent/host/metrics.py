@@ -22,7 +22,7 @@ from agent.runtime.offload import Lanes, PatientCall
 from agent.tasks.prober import Prober
 from agent.tasks.queries import TaskQueries
 from agent.usage import TaskUsage, Usages
-from wire.process_metrics import of_process
+from wire.process_metrics import add_process_metrics
 
 GROUPS = {"host": "", "tasks": "/workload.slice", "agent": "/hostcritical.slice"}
 """Groups with sums, and their cgroups. The pressure of the root cgroup is the host's (psi.rst)."""
@@ -82,7 +82,7 @@ class AgentMetrics:
         self._counting = PatientCall(lanes, IMAGE_FILES, lambda: len(images.all()))
         self._images: int | None = None
         """Number of images when they were last counted."""
-        self._process = of_process(CollectorRegistry())
+        self._process = add_process_metrics(CollectorRegistry())
 
     async def scrape(self, *, ready: bool) -> bytes:
         """Return the text of a scrape; until the agent is `ready` it has no tasks."""

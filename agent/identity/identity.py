@@ -102,7 +102,7 @@ class HostIdentity:
         self.boot_id = ""
         self._clock = clock
         self._domain: str | None = None
-        self._contexts = tls.Followers()
+        self._contexts = tls.RenewedContexts()
         self._renewing = asyncio.Lock()
 
     def find(self) -> Identity | None:
@@ -217,7 +217,7 @@ class HostIdentity:
             cluster=answer.cluster or held.cluster,
         )
         self._save(fresh)
-        self._contexts.take(fresh)
+        self._contexts.renew(fresh)
         log.info("renewed", extra={"machine": fresh.name, "not_after": fresh.not_after})
         return Identity(fresh.name, fresh.url, fresh.not_after)
 

@@ -30,7 +30,7 @@ from agent.machine.fake_btrfs import GIB, FakeBtrfs
 from agent.machine.fake_network import FakeNetwork
 from agent.machine.fake_programs import PROGRAMS, btrfs
 from agent.machine.fake_systemd import Ended, FakeSystemd
-from wire.cpus import Core, listed
+from wire.cpus import Core, cpu_list_text
 from wire.errors import ProgramError
 
 HARDWARE = HostHardware(
@@ -141,7 +141,7 @@ class FakeCgroups:
     def values(self, group: str, names: Sequence[str]) -> dict[str, str]:
         """Return the files that were set, and those that follow from units."""
         unit, cpus = group.rpartition("/")[2], "cpuset.cpus.effective"
-        allowed = listed(self.cpus(unit)) if cpus in names else ""
+        allowed = cpu_list_text(self.cpus(unit)) if cpus in names else ""
         there = ({cpus: allowed} if allowed else {}) | dict(self.kept(unit))
         there |= self.files.get(group, {})
         return {name: there[name] for name in names if name in there}

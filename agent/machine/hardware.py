@@ -7,7 +7,7 @@ import re
 
 from agent.machine import Cpu, HostHardware
 from agent.machine.kernelfs import KernelFs
-from wire.cpus import Core, numbers
+from wire.cpus import Core, parse_cpu_list
 from wire.errors import KernelFileError
 
 CPUS = "/sys/devices/system/cpu"
@@ -52,7 +52,7 @@ def _cpu(fs: KernelFs) -> Cpu:
     online = fs.find(f"{CPUS}/online")
     return Cpu(
         model=_cpu_model(fs),
-        online=len(numbers(online)) if online else max(1, len(names)),
+        online=len(parse_cpu_list(online)) if online else max(1, len(names)),
         sockets=max(1, len({package for package in packages if package is not None})),
         numa_nodes=max(1, len(_nodes(fs))),
     )
@@ -69,19 +69,19 @@ def read_cores(fs: KernelFs) -> tuple[Core, ...]:
     interrupts. CPUs without load balancing (`isolcpus=`) are excluded, too: the kernel does not
     move processes between them. Only tasks that name such a CPU use it.
     """
-    online = numbers(fs.find(f"{CPUS}/online") or "0")
+    online = parse_cpu_list(fs.find(f"{CPUS}/online") or "0")
     tasks = fs.find(f"/sys/fs/cgroup{TASKS_SLICE}/cpuset.cpus.effective")
-    usable = set(online if tasks is None else numbers(tasks)).intersection(online)
-    usable -= set(numbers(fs.find(f"{CPUS}/isolated") or ""))
+    usable = set(online if tasks is None else parse_cpu_list(tasks)).intersection(online)
+    usable -= set(parse_cpu_list(fs.find(f"{CPUS}/isolated") or ""))
     nodes = {
         cpu: int(name.removeprefix("node"))
         for name in _nodes(fs)
-        for cpu in numbers(fs.find(f"{NODES}/{name}/cpulist") or "")
+        for cpu in parse_cpu_list(fs.find(f"{NODES}/{name}/cpulist") or "")
     }
     cores: dict[tuple[int, ...], list[int]] = {}
     for cpu in online:
         siblings = fs.find(f"{CPUS}/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
-        cores.setdefault(numbers(siblings), []).append(cpu)
+        cores.setdefault(parse_cpu_list(siblings), []).append(cpu)
     return tuple(
         Core(
             tuple(cpu for cpu in cpus if cpu in usable),

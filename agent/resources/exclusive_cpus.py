@@ -29,7 +29,7 @@ from agent.runtime.core.slices import TASKS_SLICE, is_shared_slice, slice_for
 from agent.runtime.offload import Lanes
 from agent.runtime.stage import TaskStage
 from agent.runtime.units import Units
-from wire.cpus import Core, listed, numbers
+from wire.cpus import Core, cpu_list_text, parse_cpu_list
 from wire.errors import HostError
 
 _EFFECTIVE = "cpuset.cpus.effective"
@@ -158,7 +158,7 @@ class ExclusiveCpus(TaskStage):
                 raise HostError(self.refusal(task_id, spec, others, cpuset=True))
             for other, cpus in self._reserved.items():
                 if other != task_id and set(own) & set(cpus):
-                    raise HostError(f"task {other} has not released CPUs {listed(own)} yet")
+                    raise HostError(f"task {other} has not released CPUs {cpu_list_text(own)} yet")
             self._reserved[task_id] = tuple(sorted({*own, *self._reserved.get(task_id, ())}))
             await self._apply()
             return list(own)
@@ -211,7 +211,7 @@ class ExclusiveCpus(TaskStage):
         for name, (effective, _) in (await self._lanes.run("usage", self._slices)).items():
             if both := reserved.intersection(effective):
                 self._set.pop(name, None)
-                raise HostError(f"{name} may still use CPUs {listed(both)}")
+                raise HostError(f"{name} may still use CPUs {cpu_list_text(both)}")
         return None
 
     def _require_empty(self, slices: Mapping[str, tuple[tuple[int, ...], bool]]) -> None:
@@ -225,5 +225,5 @@ class ExclusiveCpus(TaskStage):
         for name in filter(is_shared_slice, self._cgroups.children(TASKS_SLICE)):
             values = self._cgroups.values(f"{TASKS_SLICE}/{name}", [_EFFECTIVE, "cgroup.events"])
             populated = "populated 1" in values.get("cgroup.events", "")
-            slices[name] = (numbers(values.get(_EFFECTIVE, "")), populated)
+            slices[name] = (parse_cpu_list(values.get(_EFFECTIVE, "")), populated)
         return slices

@@ -27,7 +27,7 @@ from agent.tasks.core.inside import InsideCommand, describe_memory_kill, inside_
 from agent.tasks.inside import Inside
 from wire.duplex import Duplex, Frame
 from wire.errors import Busy, InvalidInput, SystemdError, TwineError
-from wire.flow import Inflow, Outflow
+from wire.flow import ReceiveQueue, SendWindow
 from wire.routes import decode_json
 from wire.server import Call
 
@@ -139,7 +139,7 @@ class _Session:
         self._units, self._unit, self._streams, self._duplex = units, unit, streams, duplex
         self._idle_s = idle_s
         self._last_data_s = asyncio.get_running_loop().time()
-        self._input, self._output = Inflow(), Outflow()
+        self._input, self._output = ReceiveQueue(), SendWindow()
         self._unsent = 0
         """Number of chunks of output that were read and not yet sent."""
 
@@ -189,9 +189,9 @@ class _Session:
             if frame[:1] == bytes([STDIN]):
                 await self._input.put(frame[1:])
             elif frame[:1] == bytes([TAKEN]):
-                if not self._output.is_counted:
-                    await self._duplex.send(taken_frame(self._input.took(0)))
-                self._output.taken(int.from_bytes(frame[1:], "big"))
+                if not self._output.is_acknowledged:
+                    await self._duplex.send(taken_frame(self._input.add_read(0)))
+                self._output.acknowledge(int.from_bytes(frame[1:], "big"))
             return
         word = decode_json(frame.encode(), ExecWord, "a word of a session")
         assert isinstance(word, ExecWord)
@@ -206,8 +206,8 @@ class _Session:
         """Pass input to the command as it reads; acknowledge it to a client that counts bytes."""
         while (data := await self._input.get()) is not None:
             await self._streams.write(data)
-            total = self._input.took(len(data))
-            if self._output.is_counted:
+            total = self._input.add_read(len(data))
+            if self._output.is_acknowledged:
                 await self._duplex.send(taken_frame(total))
         await self._streams.end_input()
 
@@ -215,7 +215,7 @@ class _Session:
         while data := await self._streams.read(stream):
             self._last_data_s = asyncio.get_running_loop().time()
             self._unsent += 1
-            await self._output.room(len(data))
+            await self._output.reserve(len(data))
             await self._duplex.send(bytes([stream]) + data)
             self._unsent -= 1
 

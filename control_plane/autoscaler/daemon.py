@@ -58,7 +58,7 @@ def client_of(endpoint: str, credential: str) -> ControlPlaneClient:
     if not credential:
         return ControlPlaneClient(endpoint)
     held = tls.load(Path(credential))
-    return ControlPlaneClient(endpoint, tls.client_context(held, tls.ENTRANCES))
+    return ControlPlaneClient(endpoint, tls.client_context(held, tls.API_SERVERS))
 
 
 async def serve(config: AutoscalerConfig, stopping: asyncio.Event) -> None:

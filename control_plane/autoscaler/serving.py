@@ -22,7 +22,7 @@ from wire import listen
 from wire.errors import Forbidden
 from wire.fairness import Peer
 from wire.peers import local_user
-from wire.process_metrics import of_process
+from wire.process_metrics import add_process_metrics
 from wire.routes import Route
 from wire.server import Call, make_app
 
@@ -98,7 +98,7 @@ def application(autoscaler: Autoscaler, tester: LoadTester) -> web.Application:
 
 def metrics_of(autoscaler: Autoscaler) -> Callable[[], bytes]:
     """Return the function that makes the text of all metrics."""
-    registry = of_process(CollectorRegistry())
+    registry = add_process_metrics(CollectorRegistry())
     registry.register(AutoscalerMetrics(autoscaler))
     return lambda: generate_latest(registry)
 

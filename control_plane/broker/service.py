@@ -35,7 +35,7 @@ from control_plane.runtime.limits import Limit
 from control_plane.runtime.runtime import Runtime
 from control_plane.store import Compacted
 from wire.errors import Conflict, InvalidInput, NotFound
-from wire.written import WRITTEN
+from wire.quantity_fields import TEXT_ENCODING
 
 MAX_PAGE = 5000
 """Machines in one answer, which is then some 5 MB."""
@@ -290,7 +290,7 @@ class MachineService:
         """Apply a list of machines to the records, whole or not at all."""
         if format_ == "csv":
             try:
-                text = data.decode(WRITTEN)
+                text = data.decode(TEXT_ENCODING)
             except UnicodeDecodeError as e:
                 raise InvalidInput(f"cannot import the list: it is not UTF-8: {e}") from e
             inventory = await asyncio.to_thread(parse_csv, text)

@@ -23,9 +23,9 @@ from control_plane.cli import show
 from control_plane.cli.jobfile import read_document
 from control_plane.cli.people import principal_of
 from control_plane.cli.program import Target, options, refuse_others, shows_answer
+from wire.quantity_fields import parse_quantities
 from wire.routes import invalid
 from wire.violations import violations
-from wire.written import plain
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
@@ -338,7 +338,7 @@ def _change(
         for listed in ("machine_types", "image_keys", "relaxations"):
             given[listed] = list(given[listed])
         document |= {field: value for field, value in given.items() if value not in (None, {}, [])}
-    document = plain(document, EntitlementSpec)
+    document = parse_quantities(document, EntitlementSpec)
     if found := violations(document, EntitlementSpec) + entitlement_relations(document):
         raise invalid(found, "the entitlement")
     spec = msgspec.convert(document, EntitlementSpec)

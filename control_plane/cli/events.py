@@ -13,7 +13,7 @@ from control_plane.cli import show
 from control_plane.cli.jobs import job
 from control_plane.cli.program import Target, shows_answer
 from wire.errors import InvalidInput
-from wire.options import a_name, also
+from wire.options import former_names, nonempty_name
 
 _COLUMNS = ("nr", "end", "took", "task", "operation", "cause", "outcome", "machines", "reason")
 _TASK = re.compile(r"(.+)-([0-9]{1,6})")
@@ -41,7 +41,7 @@ def task() -> None:
     """Show, restart and move single tasks."""
 
 
-@also(task, "story")
+@former_names(task, "story")
 @task.command("events")
 @click.argument("name")
 @shows_answer
@@ -60,7 +60,9 @@ def task_events(target: Target, name: str, output: str) -> None:
 
 @task.command()
 @click.argument("name")
-@click.option("--to", type=a_name(), metavar="MACHINE", help="[default: the best other machine]")
+@click.option(
+    "--to", type=nonempty_name(), metavar="MACHINE", help="[default: the best other machine]"
+)
 @click.option("--reason", required=True, help="Kept with the operation.")
 @shows_answer
 def move(target: Target, name: str, to: str | None, reason: str, output: str) -> None:

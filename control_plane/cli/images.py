@@ -19,7 +19,7 @@ from control_plane.cli.program import Target, shows_answer
 from control_plane.images.formats import HEAD_BYTES, format_of
 from wire import signatures
 from wire.errors import InvalidInput
-from wire.options import also
+from wire.options import former_names
 from wire.routes import invalid
 from wire.units import about_size
 from wire.violations import violations
@@ -168,7 +168,7 @@ def _read_key(file: Path) -> bytes:
         raise InvalidInput(f"cannot read the key in {file}: {e.strerror}") from e
 
 
-@also(image, "rm")
+@former_names(image, "rm")
 @image.command("delete")
 @click.argument("digest")
 @click.pass_obj

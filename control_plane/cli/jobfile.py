@@ -16,10 +16,10 @@ from control_plane.api.jobs import JobSpec
 from control_plane.api.validate import MAX_JOB_FILE_BYTES, job_errors, job_spec
 from control_plane.cli.show import progress
 from wire.errors import FieldError, InvalidInput
+from wire.quantity_fields import TEXT_ENCODING, parse_quantities
 from wire.routes import invalid
-from wire.single_keys import json_with_single_keys
 from wire.toml_limits import parse_toml
-from wire.written import WRITTEN, plain
+from wire.unique_keys import json_with_unique_keys
 
 MAX_DEPTH = 32
 NO_IMAGE = "sha256:" + "0" * 64
@@ -41,7 +41,7 @@ def read_job(
     document = read_document(path)
     for setting in settings:
         put(document, setting)
-    document = plain(document, JobSpec)
+    document = parse_quantities(document, JobSpec)
     unknown: list[FieldError] = []
     if not is_image_known and isinstance(document, dict) and _names_image(document):
         document = document | {"image": NO_IMAGE}
@@ -96,7 +96,7 @@ def read_document(path: Path) -> Any:
     """Return the content of a file as plain values."""
     data = read_bytes(path, MAX_JOB_FILE_BYTES)
     try:
-        document = _parse(path, data.decode(WRITTEN))
+        document = _parse(path, data.decode(TEXT_ENCODING))
     except InvalidInput:
         raise
     except (ValueError, RecursionError) as e:
@@ -125,7 +125,7 @@ def _parse(path: Path, text: str) -> Any:
         case ".yaml" | ".yml":
             return _parse_yaml(text)
         case ".json":
-            return json_with_single_keys(text)
+            return json_with_unique_keys(text)
         case suffix:
             raise InvalidInput(
                 (

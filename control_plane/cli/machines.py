@@ -27,7 +27,7 @@ from control_plane.cli.machine_text import (
 )
 from control_plane.cli.program import Target, options, shows_answer
 from wire.errors import InvalidInput
-from wire.options import a_name, also, seconds
+from wire.options import former_names, nonempty_name, seconds
 
 _KINDS = (EventKind.MAINTENANCE, EventKind.DECOMMISSION, EventKind.REFRESH)
 _SCOPE = (*LEVELS, "machine_type", "entitlement", "cluster", "where")
@@ -268,7 +268,7 @@ def machine_import(
 @click.option(
     "--from",
     "donor",
-    type=a_name(),
+    type=nonempty_name(),
     metavar="E",
     help="Its present entitlement [default: none, it is free].",
 )
@@ -297,7 +297,7 @@ def machine_revoke(target: Target, names: tuple[str, ...], within: float, output
     target.show(output, lambda client: client.revoke_machines(request), _print_plans)
 
 
-@also(machine, "remove")
+@former_names(machine, "remove")
 @machine.command("delete")
 @click.argument("name")
 @shows_answer

@@ -22,9 +22,9 @@ from control_plane.cli.jobfile import read_document, read_job
 from control_plane.cli.plans import print_outcome, print_placed, some
 from control_plane.cli.show import output_option
 from wire.errors import FieldError, InvalidInput, TwineError
+from wire.quantity_fields import TEXT_ENCODING, parse_quantities
 from wire.routes import Relations
 from wire.violations import violations
-from wire.written import WRITTEN, plain
 
 if TYPE_CHECKING:
     from control_plane.allocator.allocator import Allocator
@@ -96,7 +96,7 @@ def read_machines(path: Path) -> list[MachineRecord]:
     data = path.read_bytes()
     try:
         is_json = path.suffix.lower() == ".json"
-        inventory = parse_json(data) if is_json else parse_csv(data.decode(WRITTEN))
+        inventory = parse_json(data) if is_json else parse_csv(data.decode(TEXT_ENCODING))
     except UnicodeDecodeError as e:
         raise InvalidInput(f"cannot read {path}: it is not UTF-8: {e}") from e
     if inventory.errors:
@@ -120,7 +120,7 @@ def read_power(path: Path) -> PowerSettings:
 
 
 def _read(path: Path, kind: type[T], relations: Relations) -> T:
-    document = plain(read_document(path), kind)
+    document = parse_quantities(read_document(path), kind)
     if errors := violations(document, kind) + relations(document):
         raise _refused("read", str(path), errors)
     return msgspec.convert(document, kind)

@@ -10,7 +10,7 @@ from control_plane.api.people import GroupSpec, Role
 from control_plane.cli import show
 from control_plane.cli.machines import machine
 from control_plane.cli.program import Target, shows_answer
-from wire.options import also
+from wire.options import former_names
 
 
 def principal_of(who: str) -> str:
@@ -103,7 +103,7 @@ def group_set(target: Target, name: str, members: tuple[str, ...], output: str) 
     show.emit(output, found, lambda: show.lines(line))
 
 
-@also(group, "remove")
+@former_names(group, "remove")
 @group.command("delete")
 @click.argument("name")
 @shows_answer

@@ -18,7 +18,7 @@ from control_plane.cli.program import Target, ask, options, shows_answer
 from control_plane.cli.show import output_option
 from wire import tls
 from wire.errors import InvalidInput
-from wire.options import a_name
+from wire.options import nonempty_name
 
 if TYPE_CHECKING:
     from control_plane.api.operations import JobEvent
@@ -188,7 +188,9 @@ def remove(target: Target, name: str, yes: bool) -> None:
 
 
 def _verb(verb: str, text: str) -> None:
-    gate = click.option("--gate", type=a_name(), help="Approval to give [default: all that wait].")
+    gate = click.option(
+        "--gate", type=nonempty_name(), help="Approval to give [default: all that wait]."
+    )
 
     @pipeline.command(verb, help=text)
     @_NAME

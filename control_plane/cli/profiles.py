@@ -13,7 +13,7 @@ from control_plane.cli.jobfile import read_bytes
 from control_plane.cli.program import Target, shows_answer
 from wire.errors import InvalidInput
 from wire.options import seconds
-from wire.written import WRITTEN
+from wire.quantity_fields import TEXT_ENCODING
 
 
 @click.group()
@@ -88,7 +88,7 @@ def _time(milliseconds: float) -> str:
 
 def _read(file: Path) -> str:
     try:
-        return read_bytes(file, TEXT_MAX).decode(WRITTEN)
+        return read_bytes(file, TEXT_MAX).decode(TEXT_ENCODING)
     except UnicodeDecodeError as e:
         raise InvalidInput(f"{file} cannot be read: it is not UTF-8") from e
 

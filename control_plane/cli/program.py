@@ -62,7 +62,7 @@ class Target:
                 hint="create a new one: twine-control-plane user add NAME --out FILE",
             )
         endpoint = self.endpoint or held.url
-        return ControlPlaneClient(endpoint, tls.client_context(held, tls.ENTRANCES))
+        return ControlPlaneClient(endpoint, tls.client_context(held, tls.API_SERVERS))
 
     def ask(self, work: Callable[[ControlPlaneClient], Awaitable[T]]) -> T:
         """Call the front end and return its answer."""

@@ -27,7 +27,7 @@ from control_plane.rebalancer.core.language import (
     toml_of,
 )
 from wire.errors import InvalidInput
-from wire.written import WRITTEN
+from wire.quantity_fields import TEXT_ENCODING
 
 _SHOWN = 20
 _COLUMNS = ("move", "task", "from", "to", "relieves", "gain", "price", "state")
@@ -99,7 +99,7 @@ def rebalance_explain(target: Target, move: str, file: Path | None, output: str)
     Without MOVE: the present model as text, with objects, containers, constraints and goals.
     """
     if file is not None:
-        model = read_model(file.read_text(WRITTEN, errors="replace"))
+        model = read_model(file.read_text(TEXT_ENCODING, errors="replace"))
         found = MoveExplanation(lines=describe_model(model), model="\n".join(toml_of(model)))
     else:
         found = target.ask(lambda client: client.explain_rebalance(move))
@@ -119,7 +119,7 @@ def rebalance_solve(file: Path, seconds: float, output: str) -> None:
     The region is not called and nothing moves: try other weights and machines.
     """
     # errors come before a process starts
-    model = read_model(file.read_text(WRITTEN, errors="replace"))
+    model = read_model(file.read_text(TEXT_ENCODING, errors="replace"))
     if not model.objects or not model.containers:
         raise InvalidInput(
             f"{file} cannot be solved: it has no {'containers' if model.objects else 'objects'}",

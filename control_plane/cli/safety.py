@@ -8,7 +8,7 @@ from control_plane.api.limits import Lift, LimitName, LimitView
 from control_plane.api.restored import FoundTask, RestoredView
 from control_plane.cli import show
 from control_plane.cli.program import Target, shows_answer
-from wire.options import also, seconds
+from wire.options import former_names, seconds
 
 
 @click.group()
@@ -102,7 +102,7 @@ def restored_release(target: Target, output: str) -> None:
     )
 
 
-@also(restored, "let-go")
+@former_names(restored, "let-go")
 @restored.command("stop")
 @click.argument("task")
 @click.option("--machine", required=True, help="Machine on which it runs.")

@@ -17,9 +17,9 @@ from control_plane.cli.jobs import job
 from control_plane.cli.program import Target, shows_answer
 from control_plane.shards.core.scopes import best_of_each_scope, scope_text, unmovable
 from wire.errors import Conflict, InvalidInput, NotFound
+from wire.quantity_fields import TEXT_ENCODING
 from wire.routes import decode_json
-from wire.single_keys import json_with_single_keys
-from wire.written import WRITTEN
+from wire.unique_keys import json_with_unique_keys
 
 if TYPE_CHECKING:
     from control_plane.client import ControlPlaneClient
@@ -50,7 +50,7 @@ def shards(target: Target, name: str, file: Path | None, output: str) -> None:
 
 def _shard_map(file: Path) -> ShardMap:
     try:
-        table = json_with_single_keys(file.read_bytes().decode(WRITTEN))
+        table = json_with_unique_keys(file.read_bytes().decode(TEXT_ENCODING))
     except (ValueError, RecursionError) as e:
         raise InvalidInput(f"{file} is not JSON: {e}") from e
     return cast(

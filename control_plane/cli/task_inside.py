@@ -16,7 +16,7 @@ from control_plane.cli import show
 from control_plane.cli.events import head, task, task_named
 from control_plane.cli.log_text import log_options, show_log
 from control_plane.cli.program import Target, shows_answer
-from wire.cpus import listed
+from wire.cpus import cpu_list_text
 from wire.errors import InvalidInput, NotFound
 from wire.units import about_size
 
@@ -84,7 +84,7 @@ def _rows(found: TaskDescription) -> list[tuple[str, str]]:
             ("reason", status.reason or "-"),
             ("image", status.image),
             ("unit", status.unit),
-            ("own CPUs", listed(status.cpus) or "none"),
+            ("own CPUs", cpu_list_text(status.cpus) or "none"),
             ("restarts", str(status.restarts)),
         ]
         if (end := status.last_exit) is not None:

@@ -193,7 +193,7 @@ async def _forward(
     body = await request.read()
     response: web.StreamResponse | None = None
     try:
-        async with client.pass_on(request.method, request.path_qs, body, headers) as answer:
+        async with client.forward(request.method, request.path_qs, body, headers) as answer:
             if answer.headers.get(_ENDED_HEADER) == "ended":
                 gate.ended.set()
             kept = {n: answer.headers[n] for n in _FORWARDED if n in answer.headers}

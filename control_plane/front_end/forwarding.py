@@ -40,7 +40,7 @@ from control_plane.shards.processes import RoleLeaders, shard_unavailable
 from control_plane.shards.status import unavailable_status
 from control_plane.status_calls import NEEDS_ONE_PROCESS
 from wire.client import WireClient
-from wire.duplex import passed_on
+from wire.duplex import relay_to
 from wire.errors import Busy, Conflict, TwineError, Unreachable
 from wire.routes import Route
 from wire.server import Call, Handler
@@ -170,7 +170,7 @@ class Forwarding:
         try:
             parameters: dict[str, Any] = {**call.path, **call.query}
             if route.duplex:
-                return await passed_on(client.converse(route, **parameters))
+                return await relay_to(client.open_duplex(route, **parameters))
             answer = await client.call(route, call.body, **parameters)
         except Unreachable as e:
             raise shard_unavailable(client.shard, str(e)) from e

@@ -25,7 +25,7 @@ from control_plane.health.service import HealthService
 from control_plane.rebalancer.rebalancer import ReBalancer
 from control_plane.roles import ControlPlane
 from control_plane.scheduler.counters import Counters
-from wire.process_metrics import of_process
+from wire.process_metrics import add_process_metrics
 from wire.routes import Route
 
 NextHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -46,7 +46,7 @@ class Metrics:
         """Declare the metrics; the process of a shard has no counts of the last four."""
         self._names = {(r.method, r.path): r.name for r in routes}
         self._of_route: dict[str, Histogram] = {}
-        self._registry = of_process(CollectorRegistry())
+        self._registry = add_process_metrics(CollectorRegistry())
         self._requests = Counter(
             "twine_requests",
             "Requests answered by the front end.",

@@ -28,10 +28,10 @@ from control_plane.front_end.access import ANYONE, Access, caller_header
 from control_plane.runtime.runtime import Runtime
 from wire.client import Lane, WireClient
 from wire.connection import HttpConnection
-from wire.duplex import passed_on
+from wire.duplex import relay_to
 from wire.errors import Busy, Forbidden, TwineError, Unreachable
 from wire.fairness import Peer
-from wire.process_metrics import of_process
+from wire.process_metrics import add_process_metrics
 from wire.routes import Route
 from wire.server import Call, make_app
 
@@ -77,7 +77,7 @@ class FrontEndRelay:
         runtime.on_pause(self._note_pause)
         self._cores = [CoreClient(url, tls) for url in cores]
         self._core, self._access = self._cores[0], Access(owner_uid=-1, domain=domain)
-        self._registry = of_process(CollectorRegistry())
+        self._registry = add_process_metrics(CollectorRegistry())
 
     def app(self, version: str) -> web.Application:
         """Return the application."""
@@ -166,7 +166,7 @@ class FrontEndRelay:
         sent: dict[str, Any] = {"stream": call.stream, "timeout_s": timeout_s, **parameters}
         try:
             if route.duplex:
-                return await passed_on(core.converse(route, **parameters))
+                return await relay_to(core.open_duplex(route, **parameters))
             return await core.call(route, call.body, **sent)
         except Unreachable as e:
             raise _core_away(e) from e

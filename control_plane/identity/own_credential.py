@@ -15,7 +15,7 @@ class HeldCredential:
     """Serves others, and calls agents whose identity was not revoked."""
 
     def __init__(self, held: tls.Credential) -> None:
-        self._held, self._contexts = held, tls.Followers()
+        self._held, self._contexts = held, tls.RenewedContexts()
         self.is_void: Callable[[str, float], bool] = lambda _name, _valid_from: False
         """Returns whether a certificate was revoked, by its name and start of validity."""
 
@@ -34,7 +34,7 @@ class HeldCredential:
     def _replace(self, held: tls.Credential) -> None:
         """Use a new credential in every context; open connections stay."""
         self._held = held
-        self._contexts.take(held)
+        self._contexts.renew(held)
 
     def _check_agent(self, certificate: Mapping[str, Any]) -> None:
         """Refuse an agent whose identity was revoked."""

@@ -17,7 +17,7 @@ import msgspec
 
 from control_plane.rebalancer.core.language import read_model
 from control_plane.rebalancer.core.model import Effort, RegionModel
-from wire.written import WRITTEN
+from wire.quantity_fields import TEXT_ENCODING
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def solve_file(path: Path, seconds: float) -> None:
     from control_plane.rebalancer.core.exact import VARIABLES_MAX, optimum
     from control_plane.rebalancer.core.neighbourhoods import improved
 
-    model = read_model(path.read_text(WRITTEN, errors="replace"))
+    model = read_model(path.read_text(TEXT_ENCODING, errors="replace"))
     if len(model.objects) * len(model.containers) <= VARIABLES_MAX:
         answer = optimum(model, time.monotonic, seconds)
     else:

@@ -15,7 +15,7 @@ from control_plane.api.tasks import HostDescription, TaskDescription
 from control_plane.identity.authority import TaskSubject
 from control_plane.runtime.job_table import JobTable
 from control_plane.scheduler.core.operations import machine_of
-from wire.duplex import Talk, passed_on
+from wire.duplex import Talk, relay_to
 from wire.errors import Forbidden, NotFound
 
 
@@ -107,4 +107,4 @@ class TaskService:
         """Open a connection to a command inside a task; `asked` has the arguments of the route."""
         _, machine = self._placed(job, index)
         agent = await self._agents.agent(machine)
-        return await passed_on(agent.open_exec(task_id(job, index), dict(asked)))
+        return await relay_to(agent.open_exec(task_id(job, index), dict(asked)))

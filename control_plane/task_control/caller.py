@@ -21,7 +21,7 @@ from taskcontrol.api import TaskControlRequest, TaskControlResponse
 from taskcontrol.routes import PROCESS
 from wire.client import Lane, WireClient
 from wire.errors import Forbidden, ProtocolError, TwineError
-from wire.tls import EXPECTED
+from wire.tls import EXPECTED_SERVER
 
 ANSWER_MAX_BYTES = 1 << 20
 """Enough for the ids of 30,000 operations."""
@@ -66,7 +66,7 @@ class _ControllerClient(WireClient):
         self._rules = rules
 
     def _open(self, lane: Lane = Lane.COMMAND) -> aiohttp.ClientSession:
-        EXPECTED.set(self.expected)
+        EXPECTED_SERVER.set(self.expected)
         session = self._sessions.get(lane)
         if session is None:
             host = URL(self.endpoint).host or ""

@@ -16,6 +16,6 @@ LOADERS: tuple[Loader, ...] = (SystemdBoot(), Grub(), Direct())
 """In the order of the search; the last one fits every host."""
 
 
-def find(host: Host) -> Loader:
+def find_loader(host: Host) -> Loader:
     """Return the boot loader of a host."""
-    return next(loader for loader in LOADERS if loader.is_there(host))
+    return next(loader for loader in LOADERS if loader.is_present(host))

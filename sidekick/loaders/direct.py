@@ -21,7 +21,7 @@ class Direct:
 
     name = "none"
 
-    def is_there(self, host: Host) -> bool:  # noqa: ARG002
+    def is_present(self, host: Host) -> bool:  # noqa: ARG002
         """Return True: every host has at least this."""
         return True
 
@@ -38,7 +38,7 @@ class Direct:
         version = next((x[11:] for x in text.splitlines() if x.startswith("# version: ")), "")
         return Entry(line=" ".join(lines), version=version, default=True)
 
-    def kept(self, host: Host, entry: Entry) -> Entry:  # noqa: ARG002
+    def as_read_back(self, host: Host, entry: Entry) -> Entry:  # noqa: ARG002
         """Return the entry as the default: it cannot be tried first."""
         return replace(entry, default=True)
 
@@ -46,7 +46,7 @@ class Direct:
         """Write the file."""
         version = f"# version: {entry.version}\n" if entry.version else ""
         host.disk.write(host.fs.path(FILE), f"{_HEAD}\n{version}{entry.line}\n")
-        check_staged(self, host, self.kept(host, entry), FILE)
+        check_staged(self, host, self.as_read_back(host, entry), FILE)
         return f"staged in {FILE}; the host has no known boot loader"
 
     def clear(self, host: Host) -> None:
@@ -54,10 +54,10 @@ class Direct:
         if host.fs.exists(FILE):
             host.disk.remove(host.fs.path(FILE))
 
-    def why_not_once(self, host: Host) -> str:  # noqa: ARG002
+    def why_no_boot_once(self, host: Host) -> str:  # noqa: ARG002
         """Return the reason: there is no boot loader."""
         return "the host has no boot loader that sidekick knows"
 
     def boot_once(self, host: Host) -> None:
-        """Raise `HostError`, with the reason of `why_not_once`."""
-        raise HostError(f"cannot boot a line once: {self.why_not_once(host)}")
+        """Raise `HostError`, with the reason of `why_no_boot_once`."""
+        raise HostError(f"cannot boot a line once: {self.why_no_boot_once(host)}")

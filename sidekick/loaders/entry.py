@@ -36,7 +36,7 @@ class Loader(Protocol):
     def name(self) -> str:
         """The name of the loader in reports."""
 
-    def is_there(self, host: Host) -> bool:
+    def is_present(self, host: Host) -> bool:
         """Return whether this host boots with it, and it can hold an entry of sidekick."""
 
     def own_line(self, host: Host) -> str | None:
@@ -45,7 +45,7 @@ class Loader(Protocol):
     def read(self, host: Host) -> Entry | None:
         """Return sidekick's entry as the loader would boot it, None if there is none."""
 
-    def kept(self, host: Host, entry: Entry) -> Entry:
+    def as_read_back(self, host: Host, entry: Entry) -> Entry:
         """Return the entry as `read` returns it after `stage`.
 
         Raises `HostError` if the loader cannot hold the entry.
@@ -57,7 +57,7 @@ class Loader(Protocol):
     def clear(self, host: Host) -> None:
         """Remove sidekick's entry. Raises `HostError`."""
 
-    def why_not_once(self, host: Host) -> str:
+    def why_no_boot_once(self, host: Host) -> str:
         """Return why the loader cannot boot our entry just once, "" if it can."""
 
     def boot_once(self, host: Host) -> None:

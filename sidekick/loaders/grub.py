@@ -26,8 +26,8 @@ ONCE = "/usr/sbin/grub-reboot"
 ID = "twine"
 BEGIN = "### BEGIN twine: written by sidekick, do not edit"
 END = "### END twine"
-_NOTE = "# before: "
-_NO_FILE, _NO_NEWLINE, _WHOLE = "no file", "no final newline", "as it is"
+_STATE_NOTE = "# before: "
+_NO_FILE, _NO_NEWLINE, _UNCHANGED = "no file", "no final newline", "as it is"
 """The state of the file before our block, so that `clear` can restore it."""
 WRITABLE = frozenset({"ext2", "ext3", "ext4", "xfs", "vfat"})
 """File systems on which GRUB can record that an entry was tried, unless they are on LVM or a RAID.
@@ -51,14 +51,14 @@ class Grub:
 
     name = "GRUB"
 
-    def is_there(self, host: Host) -> bool:
+    def is_present(self, host: Host) -> bool:
         """Return whether the menu is GRUB's and reads custom.cfg."""
         menu = _menu(host)
-        return "custom.cfg" in menu and _first(menu) is not None
+        return "custom.cfg" in menu and _first_linux_entry(menu) is not None
 
     def own_line(self, host: Host) -> str | None:
         """Return the line of the menu's default entry."""
-        first = _own(host)
+        first = _default_entry(host)
         return first.line if first else None
 
     def read(self, host: Host) -> Entry | None:
@@ -66,43 +66,47 @@ class Grub:
         found = _block(host.fs.find(CUSTOM) or "")
         if found is None:
             return None
-        entry = _first(found)
+        entry = _first_linux_entry(found)
         if entry is None:
             return Entry(line="")
-        first = _own(host)
+        first = _default_entry(host)
         default = f'set default="{ID}"' in found
-        version = "" if first and entry.kernel == first.kernel else _version(entry.kernel)
+        version = "" if first and entry.kernel == first.kernel else _version_in(entry.kernel)
         written = Entry(line=entry.line, version=version, default=default)
         # after an update of the menu the rest of our copy may be stale
-        fresh = first and _without_note(found) == _text(first, written)
+        fresh = first and _without_state_note(found) == _block_text(first, written)
         return written if fresh else Entry(line="")
 
-    def kept(self, host: Host, entry: Entry) -> Entry:
+    def as_read_back(self, host: Host, entry: Entry) -> Entry:
         """Return the entry; without a version if that is the version of the default's kernel."""
-        first = _own(host)
-        if first and entry.version and _kernel(first.kernel, entry.version) == first.kernel:
+        first = _default_entry(host)
+        if (
+            first
+            and entry.version
+            and _path_of_version(first.kernel, entry.version) == first.kernel
+        ):
             return Entry(line=entry.line, default=entry.default)
         return entry
 
     def stage(self, host: Host, entry: Entry) -> str:
         """Write our block of custom.cfg; the rest of the file stays unchanged."""
-        first = _own(host)
+        first = _default_entry(host)
         if first is None:
             raise HostError(f"cannot stage the command line: {MENU} has no entry to copy")
-        entry = self.kept(host, entry)
-        text = _laid_in(_whole(host, CUSTOM), _text(first, entry))
+        entry = self.as_read_back(host, entry)
+        text = _with_block(_read_unchanged(host, CUSTOM), _block_text(first, entry))
         host.disk.write(host.fs.path(CUSTOM), text)
         check_staged(self, host, entry, CUSTOM)
         return f"staged in {CUSTOM}, {'the default' if entry.default else 'tried once first'}"
 
     def clear(self, host: Host) -> None:
         """Remove our block; also the file, if sidekick created it."""
-        text = _whole(host, CUSTOM) or ""
+        text = _read_unchanged(host, CUSTOM) or ""
         block = _block(text)
         if block is not None:
-            left = _taken_out(text, block)
+            left = _without_block(text, block)
             path = host.fs.path(CUSTOM)
-            note = _note(block)
+            note = _state_before(block)
             if left.strip() if note is None else left or note != _NO_FILE:
                 host.disk.write(path, left)
             else:
@@ -110,12 +114,14 @@ class Grub:
         if _variable(host, "next_entry") == ID:
             host.processes.run(["grub-editenv", ENVIRONMENT, "unset", "next_entry"])
 
-    def why_not_once(self, host: Host) -> str:
+    def why_no_boot_once(self, host: Host) -> str:
         """Return what is missing: the program, or a file system that GRUB can write."""
         if not host.fs.exists(ONCE):
             return f"there is no {ONCE}"
         kind, device = _file_system(host)
-        below = [kind] if kind not in WRITABLE else _unwritable(host, f"/sys/dev/block/{device}")
+        below = (
+            [kind] if kind not in WRITABLE else _read_only_layers(host, f"/sys/dev/block/{device}")
+        )
         if below:
             return f"GRUB cannot record on {below[0]} that an entry was tried"
         return ""
@@ -132,7 +138,7 @@ def _menu(host: Host) -> str:
     return (host.fs.find(MENU) or "").replace("\\\n", "")
 
 
-def _own(host: Host) -> _MenuEntry | None:
+def _default_entry(host: Host) -> _MenuEntry | None:
     """Return the entry that the host boots by default: the one that the menu names, or the first.
 
     A name is a number, title or id, after the names of its submenus: `1>0`.
@@ -151,12 +157,12 @@ def _own(host: Host) -> _MenuEntry | None:
         )
         found = next(named, None)
         if found is None:
-            return _first(menu)
+            return _first_linux_entry(menu)
         entry, text = found[0], re.sub(r"^\t", "", found[2], flags=re.MULTILINE)
-    return _first(entry) or _first(menu)
+    return _first_linux_entry(entry) or _first_linux_entry(menu)
 
 
-def _first(menu: str) -> _MenuEntry | None:
+def _first_linux_entry(menu: str) -> _MenuEntry | None:
     """Return the first entry that boots Linux."""
     for found in re.finditer(r"^menuentry ([^\n]*)\{\n(.*?)^\}", menu, re.MULTILINE | re.DOTALL):
         head, body = found.groups()
@@ -168,15 +174,15 @@ def _first(menu: str) -> _MenuEntry | None:
     return None
 
 
-def _text(own: _MenuEntry, entry: Entry) -> str:
+def _block_text(own: _MenuEntry, entry: Entry) -> str:
     """Return our block: the host's default entry with our line and kernel."""
     body = []
     for line in own.body:
         word = line.split()
         if word and re.fullmatch(r"linux(efi|16)?", word[0]):
-            line = f"\tlinux\t{_kernel(own.kernel, entry.version)} {entry.line}"
+            line = f"\tlinux\t{_path_of_version(own.kernel, entry.version)} {entry.line}"
         elif word and word[0].startswith("initrd") and len(word) > 1:
-            images = (_kernel(path, entry.version) for path in word[1:])
+            images = (_path_of_version(path, entry.version) for path in word[1:])
             line = f"\tinitrd\t{' '.join(images)}"
         body.append(line)
     head = " ".join(filter(None, ('menuentry "The host\'s profile" --id', ID, own.access, "{")))
@@ -186,14 +192,14 @@ def _text(own: _MenuEntry, entry: Entry) -> str:
     return "\n".join([*lines, END])
 
 
-def _kernel(path: str, version: str) -> str:
+def _path_of_version(path: str, version: str) -> str:
     """Return the path of another version's kernel or initial RAM disk, in the same folder."""
     folder, _, name = path.rpartition("/")
     stem = re.match(r"(vmlinuz|initrd\.img|initramfs)", name)
     return f"{folder}/{stem[1]}-{version}" if version and stem else path
 
 
-def _version(path: str) -> str:
+def _version_in(path: str) -> str:
     return path.rpartition("/")[2].partition("-")[2]
 
 
@@ -206,42 +212,44 @@ def _block(text: str) -> str | None:
     return text[at : end + len(END)] if end >= 0 else text[at:]
 
 
-def _note(block: str) -> str | None:
+def _state_before(block: str) -> str | None:
     """Return the state of the file before our block; None if an earlier release wrote it."""
-    found = re.search(rf"^{_NOTE}(.*)$", block, re.MULTILINE)
+    found = re.search(rf"^{_STATE_NOTE}(.*)$", block, re.MULTILINE)
     return found[1] if found else None
 
 
-def _without_note(block: str) -> str:
-    return re.sub(rf"^{_NOTE}.*\n", "", block, count=1, flags=re.MULTILINE)
+def _without_state_note(block: str) -> str:
+    return re.sub(rf"^{_STATE_NOTE}.*\n", "", block, count=1, flags=re.MULTILINE)
 
 
-def _laid_in(text: str | None, block: str) -> str:
+def _with_block(text: str | None, block: str) -> str:
     """Return the file with this block instead of its present one, or at its end."""
     before = _block(text or "")
     glue = ""
     if before is not None:
-        note = _note(before)
+        note = _state_before(before)
     elif not text:
-        note = _NO_FILE if text is None else _WHOLE
+        note = _NO_FILE if text is None else _UNCHANGED
     else:
-        note = _WHOLE if text.endswith("\n") else _NO_NEWLINE
-        glue = "" if note == _WHOLE else "\n"
-    noted = block if note is None else block.replace(BEGIN, f"{BEGIN}\n{_NOTE}{note}", 1)
+        note = _UNCHANGED if text.endswith("\n") else _NO_NEWLINE
+        glue = "" if note == _UNCHANGED else "\n"
+    noted = block if note is None else block.replace(BEGIN, f"{BEGIN}\n{_STATE_NOTE}{note}", 1)
     if text is None or before is None:
         return f"{text or ''}{glue}{noted}\n"
     head, _, tail = text.partition(before)
     return head + noted + (tail or "\n")
 
 
-def _taken_out(text: str, block: str) -> str:
+def _without_block(text: str, block: str) -> str:
     """Return the file without our block, with all later additions."""
     head, _, tail = text.partition(block)
     tail = tail.removeprefix("\n")
-    return head.removesuffix("\n") if _note(block) == _NO_NEWLINE and not tail else head + tail
+    return (
+        head.removesuffix("\n") if _state_before(block) == _NO_NEWLINE and not tail else head + tail
+    )
 
 
-def _whole(host: Host, path: str) -> str | None:
+def _read_unchanged(host: Host, path: str) -> str | None:
     """Return the text of a file, white space included, so that other parts stay unchanged."""
     found = host.fs.find_bytes(path)
     return None if found is None else found.decode(errors="surrogateescape")
@@ -271,7 +279,7 @@ def _file_system(host: Host) -> tuple[str, str]:
     return nearest.kind, nearest.device
 
 
-def _unwritable(host: Host, device: str) -> list[str]:
+def _read_only_layers(host: Host, device: str) -> list[str]:
     """Return the layers of a device that GRUB only reads (its module diskfilter)."""
     found = []
     if (host.fs.find(f"{device}/dm/uuid") or "").startswith("LVM-"):
@@ -279,5 +287,5 @@ def _unwritable(host: Host, device: str) -> list[str]:
     if any(host.fs.exists(f"{device}/{md}") for md in ("md", "../md")):  # "..": of a partition
         found.append("a software RAID")
     for name in host.fs.names(f"{device}/slaves"):
-        found += _unwritable(host, f"/sys/class/block/{name}")
+        found += _read_only_layers(host, f"/sys/class/block/{name}")
     return found

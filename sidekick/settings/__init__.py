@@ -79,5 +79,5 @@ def settings_of(names: Iterable[str]) -> list[Setting]:
 
     Raises `HostError` for a kind of a newer sidekick.
     """
-    found = {setting.kind: setting for setting in map(setting_of, names)}
-    return [found[kind] for kind in SETTINGS if kind in found]
+    kinds = {setting.kind: setting for setting in map(setting_of, names)}
+    return [kinds[kind] for kind in SETTINGS if kind in kinds]

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from sidekick.cpulists import CPUS, joined, numbers, parted, text
+from sidekick.cpulists import CPUS, cpu_list_text, join_values, parse_cpu_list, split_values
 from sidekick.facts import nic_names, online_cpus
 from sidekick.profile import Profile
 from sidekick.report import WantedSetting
@@ -31,7 +31,7 @@ CPUSET = f"/sys/fs/cgroup/{SLICE}/cpuset.cpus"
 PUBLISHED_FILE = "/run/twine/processors"
 SYSTEMCTL = "/usr/bin/systemctl"
 NONE = "none"
-FEW = ":too-few"
+TOO_FEW = ":too-few"
 
 
 class Affinity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,28 +61,29 @@ class AffinitySetting(Setting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the values, of the processors of this host."""
-        found: Affinity = profile.sections[self.kind]
-        if found.nic_irq_threads is None:
+        table: Affinity = profile.sections[self.kind]
+        if table.nic_irq_threads is None:
             return []
-        parts = divide(host, found.nic_irq_threads, found.busy_loop_threads)
-        few = "" if parts else FEW
+        parts = divide(host, table.nic_irq_threads, table.busy_loop_threads)
+        suffix = "" if parts else TOO_FEW
         parts = parts or Division((), (), ())
-        published = f"irqs={text(parts.irqs)} busy={text(parts.busy)} workers={text(parts.workers)}"
+        by_use = {"irqs": parts.irqs, "busy": parts.busy, "workers": parts.workers}
+        published = " ".join(f"{use}={cpu_list_text(cpus)}" for use, cpus in by_use.items())
         values = {
-            IRQS: text(parts.irqs),
-            TASKS: text(parts.busy + parts.workers),
+            IRQS: cpu_list_text(parts.irqs),
+            TASKS: cpu_list_text(parts.busy + parts.workers),
             PUBLISHED: published,
         }
         if host.fs.exists(DEFAULT_MASK):  # a kernel of one processor has none
-            values[NEW_IRQS] = text(parts.irqs)
+            values[NEW_IRQS] = cpu_list_text(parts.irqs)
         return [
-            self.value_of(profile, "nic_irq_threads", value, name + few)
+            self.value_of(profile, "nic_irq_threads", value, name + suffix)
             for name, value in values.items()
         ]
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host cannot have it."""
-        if setting.endswith(FEW):
+        if setting.endswith(TOO_FEW):
             return "this host has too few processors to divide them so"
         return {
             IRQS: "its interfaces have no interrupts that could be moved",
@@ -92,11 +93,13 @@ class AffinitySetting(Setting):
     def read(self, host: Host, setting: str) -> str | None:
         """Return the value in force."""
         if setting == IRQS:
-            masks = {irq: host.fs.find(_mask(irq)) for irq in _irqs(host)}
-            return joined({irq: mask for irq, mask in masks.items() if mask is not None}) or None
+            masks = {irq: host.fs.find(_affinity_file(irq)) for irq in _nic_irqs(host)}
+            return (
+                join_values({irq: mask for irq, mask in masks.items() if mask is not None}) or None
+            )
         if setting == NEW_IRQS:
             mask = host.fs.find(DEFAULT_MASK)
-            return None if mask is None else _listed(mask)
+            return None if mask is None else _list_of_mask(mask)
         if setting == TASKS:
             return host.fs.find(CPUSET)
         return (host.fs.find(PUBLISHED_FILE) or NONE) if setting == PUBLISHED else None
@@ -104,11 +107,11 @@ class AffinitySetting(Setting):
     def write(self, host: Host, setting: str, value: str) -> None:
         """Set the value."""
         if setting == IRQS:
-            for irq, mask in parted(value, _irqs(host)).items():
-                if host.fs.read(_mask(irq)) != mask:
-                    host.fs.write(_mask(irq), mask)
+            for irq, mask in split_values(value, _nic_irqs(host)).items():
+                if host.fs.read(_affinity_file(irq)) != mask:
+                    host.fs.write(_affinity_file(irq), mask)
         elif setting == NEW_IRQS:
-            host.fs.write(DEFAULT_MASK, _masked(value))
+            host.fs.write(DEFAULT_MASK, _mask_of_list(value))
         elif setting == TASKS:
             command = [SYSTEMCTL, "set-property", "--runtime", SLICE, f"AllowedCPUs={value}"]
             host.processes.run(command)
@@ -120,7 +123,7 @@ class AffinitySetting(Setting):
 
 def divide(host: Host, irqs: int, busy: int) -> Division | None:
     """Return the division of the online processors, None where less than one is left over."""
-    near = {cpu for nic in nic_names(host.fs) for cpu in _near(host, nic)}
+    near = {cpu for nic in nic_names(host.fs) for cpu in _cpus_near(host, nic)}
     cores: dict[str, list[int]] = {}
     for cpu in online_cpus(host.fs):
         siblings = host.fs.find(f"{CPUS}/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
@@ -136,31 +139,31 @@ def divide(host: Host, irqs: int, busy: int) -> Division | None:
     )
 
 
-def _near(host: Host, nic: str) -> list[int]:
-    return list(numbers(host.fs.find(f"/sys/class/net/{nic}/device/local_cpulist") or ""))
+def _cpus_near(host: Host, nic: str) -> list[int]:
+    return list(parse_cpu_list(host.fs.find(f"/sys/class/net/{nic}/device/local_cpulist") or ""))
 
 
-def _irqs(host: Host) -> list[int]:
+def _nic_irqs(host: Host) -> list[int]:
     """Return the interrupts of all interfaces; those of a virtio device are its parent's."""
-    found: set[int] = set()
+    irqs: set[int] = set()
     for nic in nic_names(host.fs):
         for folder in ("device/msi_irqs", "device/../msi_irqs"):
             names = host.fs.names(f"/sys/class/net/{nic}/{folder}")
-            found |= {int(name) for name in names if re.fullmatch(r"\d+", name)}
-    return sorted(irq for irq in found if host.fs.exists(_mask(irq)))
+            irqs |= {int(name) for name in names if re.fullmatch(r"\d+", name)}
+    return sorted(irq for irq in irqs if host.fs.exists(_affinity_file(irq)))
 
 
-def _listed(mask: str) -> str:
+def _list_of_mask(mask: str) -> str:
     """Return the processors of the kernel's mask: groups of 32 bits in hex, the highest first."""
     bits = int("".join(group.rjust(8, "0") for group in mask.split(",")), 16)
-    return text([cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1])
+    return cpu_list_text([cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1])
 
 
-def _masked(listed: str) -> str:
-    digits = f"{sum(1 << cpu for cpu in numbers(listed)):x}"
+def _mask_of_list(listed: str) -> str:
+    digits = f"{sum(1 << cpu for cpu in parse_cpu_list(listed)):x}"
     digits = digits.rjust(-(-len(digits) // 8) * 8, "0")
     return ",".join(digits[at : at + 8] for at in range(0, len(digits), 8))
 
 
-def _mask(irq: int) -> str:
+def _affinity_file(irq: int) -> str:
     return f"/proc/irq/{irq}/smp_affinity_list"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from sidekick.cpulists import chosen
+from sidekick.cpulists import active_choice
 from sidekick.facts import disk_names
 from sidekick.profile import Profile
 from sidekick.report import WantedSetting
@@ -69,7 +69,7 @@ class BlockSetting(LeadingSetting, FileSetting):
             for key, value in msgspec.structs.asdict(disks).items():
                 if value is not None:
                     name = f"block.{disk}.{key}"
-                    if key == "scheduler" and not self._offers(host, name, str(value)):
+                    if key == "scheduler" and not self._offers_scheduler(host, name, str(value)):
                         name += f":{value}"
                     wanted.append(self.value_of(profile, f"{kind}.{key}", str(value), name))
         return wanted
@@ -79,11 +79,11 @@ class BlockSetting(LeadingSetting, FileSetting):
         disk, _, key = setting.removeprefix("block.").rpartition(".")
         return (f"block.{disk}.nr_requests",) if key == "scheduler" else ()
 
-    def changes_too(self, setting: str) -> tuple[str, ...]:
+    def side_effects(self, setting: str) -> tuple[str, ...]:
         """Return the modules that the kernel loads when a scheduler is named."""
         return SCHEDULER_MODULES if setting.endswith(".scheduler") else ()
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host has none."""
         name, _, choice = setting.partition(":")
         path = self.path(name)
@@ -100,7 +100,7 @@ class BlockSetting(LeadingSetting, FileSetting):
         # Reading the throttling of a disk that has none fails (EINVAL).
         with contextlib.suppress(KernelFileError):
             found = None if ":" in setting else super().read(host, setting)
-            return None if found is None else chosen(found)
+            return None if found is None else active_choice(found)
         return None
 
     def path(self, setting: str) -> str:
@@ -108,7 +108,7 @@ class BlockSetting(LeadingSetting, FileSetting):
         disk, _, key = setting.removeprefix("block.").rpartition(".")
         return f"/sys/block/{disk}/queue/{key}"
 
-    def _offers(self, host: Host, setting: str, choice: str) -> bool:
+    def _offers_scheduler(self, host: Host, setting: str, choice: str) -> bool:
         """Return whether a disk can have that scheduler.
 
         The kernel loads a scheduler that is a module when it is written (`<choice>-iosched`).

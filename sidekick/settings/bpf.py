@@ -27,7 +27,7 @@ FILES = {
 }
 
 MAPS = "maps."
-_PLACE = re.compile(
+_MAP_KEY = re.compile(
     r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}){0,3}:\d{1,9}"
 )
 
@@ -59,19 +59,19 @@ class BpfSetting(FileSetting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each name that is not a key of a pinned map."""
-        found: Bpf = profile.sections[self.kind]
+        table: Bpf = profile.sections[self.kind]
         reason = "is not of the form MAP:KEY, with a map below /sys/fs/bpf and a number"
         return [
             FieldError(field=f"bpf.{MAPS}{place}", reason=f"{place!r} {reason}")
-            for place in found.maps
-            if not _PLACE.fullmatch(place)
+            for place in table.maps
+            if not _MAP_KEY.fullmatch(place)
         ]
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each key that is given."""
-        found: Bpf = profile.sections[self.kind]
-        given = {key: getattr(found, key) for key in FILES}
-        given |= {f"{MAPS}{place}": value for place, value in found.maps.items()}
+        table: Bpf = profile.sections[self.kind]
+        given = {key: getattr(table, key) for key in FILES}
+        given |= {f"{MAPS}{place}": value for place, value in table.maps.items()}
         return [
             self.value_of(profile, key, str(int(value)))
             for key, value in given.items()
@@ -80,42 +80,42 @@ class BpfSetting(FileSetting):
 
     def path(self, setting: str) -> str:
         """Return the file, or the key of the map."""
-        if _is_of_map(setting):
+        if _is_map_value(setting):
             from agent.machine.bpf import PINNED
 
             return f"{PINNED}/{setting.removeprefix(f'bpf.{MAPS}')}"
         return FILES[setting.removeprefix("bpf.")]
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host has none."""
         return f"this kernel has no {self.path(setting)}" + (
-            ", or it is no array of numbers" if _is_of_map(setting) else ""
+            ", or it is no array of numbers" if _is_map_value(setting) else ""
         )
 
     def read(self, host: Host, setting: str) -> str | None:
         """Return the value in force."""
-        if not _is_of_map(setting):
+        if not _is_map_value(setting):
             return super().read(host, setting)
         from agent.machine.bpf_maps import find_value  # with ctypes: for maps alone
 
-        found = find_value(host.fs, *_place(setting))
+        found = find_value(host.fs, *_map_and_key(setting))
         return None if found is None else str(found)
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Set the value."""
-        if _is_of_map(setting):
+        if _is_map_value(setting):
             from agent.machine.bpf_maps import set_value
 
-            set_value(host.fs, *_place(setting), int(value))
+            set_value(host.fs, *_map_and_key(setting), int(value))
         else:
             super().write(host, setting, value)
 
 
-def _is_of_map(setting: str) -> bool:
+def _is_map_value(setting: str) -> bool:
     return setting.startswith(f"bpf.{MAPS}")
 
 
-def _place(setting: str) -> tuple[str, int]:
+def _map_and_key(setting: str) -> tuple[str, int]:
     """Return map and key."""
     name, _, key = setting.removeprefix(f"bpf.{MAPS}").rpartition(":")
     return name, int(key)

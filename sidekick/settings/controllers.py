@@ -1,6 +1,6 @@
 """cgroup v2 controllers that are switched off below the slice of all tasks.
 
-For services that have a machine to themselves the CPU controller costs and gives nothing (paper,
+For services that have a machine to themselves the CPU controller has a cost and no benefit (paper,
 §5.3). `DisableControllers=` keeps systemd from enabling it for children; this needs no boot, unlike
 `cgroup_disable=`. Controllers that limit tasks must stay: memory and pids. A controller counts as
 off if the kernel's `cgroup.subtree_control` lacks it. Source: systemd.resource-control(5); Linux,
@@ -42,15 +42,15 @@ class ControllersSetting(Setting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return the list."""
-        found: CgroupControllers = profile.sections[self.kind]
-        value = " ".join(sorted(set(found.disable))) or NONE
+        table: CgroupControllers = profile.sections[self.kind]
+        value = " ".join(sorted(set(table.disable))) or NONE
         return [self.value_of(profile, "disable", value, "controllers.disabled")]
 
     def needs(self, setting: str) -> Disruption:  # noqa: ARG002
         """Return DRAIN: the CPU shares of all running tasks would change at once."""
         return Disruption.DRAIN
 
-    def lacking(self, setting: str) -> str:  # noqa: ARG002
+    def why_missing(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host cannot have it."""
         return f"there is no {SLICE} in cgroup v2: the agent does not run here"
 

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from sidekick.cpulists import CPUS, numbers, text
+from sidekick.cpulists import CPUS, cpu_list_text, parse_cpu_list
 from sidekick.profile import Profile
 from sidekick.report import WantedSetting
 from sidekick.setting import Host, Setting
@@ -37,43 +37,43 @@ class CStatesSetting(Setting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the states of this host that take too long."""
-        found: CStates = profile.sections[self.kind]
-        if found.max_latency_us is None:
+        table: CStates = profile.sections[self.kind]
+        if table.max_latency_us is None:
             return []
         slow: dict[int, list[int]] = {}
-        for cpu, state in _states(host):
-            if int(host.fs.find(_path(cpu, state, "latency")) or 0) > found.max_latency_us:
+        for cpu, state in _cpu_states(host):
+            if int(host.fs.find(_path(cpu, state, "latency")) or 0) > table.max_latency_us:
                 slow.setdefault(state, []).append(cpu)
-        return [self.value_of(profile, "max_latency_us", _text(slow), "cstates.disabled")]
+        return [self.value_of(profile, "max_latency_us", _states_text(slow), "cstates.disabled")]
 
     def touches(self, setting: str) -> tuple[str, ...]:  # noqa: ARG002
         """Return what it sets."""
         return (f"{CPUS}/cpuidle",)
 
-    def lacking(self, setting: str) -> str:  # noqa: ARG002
+    def why_missing(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host has no such states."""
         return "this kernel has no driver for idle states of its processors"
 
     def read(self, host: Host, setting: str) -> str | None:  # noqa: ARG002
         """Return the states that are switched off."""
-        states = _states(host)
+        states = _cpu_states(host)
         off: dict[int, list[int]] = {}
         for cpu, state in states:
             # Other bits are the kernel's own reasons to disable a state.
             if int(host.fs.read(_path(cpu, state, "disable"))) & 1:
                 off.setdefault(state, []).append(cpu)
-        return _text(off) if states else None
+        return _states_text(off) if states else None
 
     def write(self, host: Host, setting: str, value: str) -> None:  # noqa: ARG002
         """Switch off the states that the value names, and switch on all others."""
-        off = {(cpu, state) for state, cpus in _parsed(value).items() for cpu in cpus}
-        for cpu, state in _states(host):
+        off = {(cpu, state) for state, cpus in _parse_states(value).items() for cpu in cpus}
+        for cpu, state in _cpu_states(host):
             wanted = "1" if (cpu, state) in off else "0"
             if str(int(host.fs.read(_path(cpu, state, "disable"))) & 1) != wanted:
                 host.fs.write(_path(cpu, state, "disable"), wanted)
 
 
-def _states(host: Host) -> list[tuple[int, int]]:
+def _cpu_states(host: Host) -> list[tuple[int, int]]:
     """Return all processors with each of their states that can be switched off."""
     return [
         (int(cpu[3:]), int(state[5:]))
@@ -89,12 +89,12 @@ def _path(cpu: int, state: int, file: str) -> str:
     return f"{CPUS}/cpu{cpu}/cpuidle/state{state}/{file}"
 
 
-def _text(off: dict[int, list[int]]) -> str:
-    return " ".join(f"{state}:{text(cpus)}" for state, cpus in sorted(off.items())) or NONE
+def _states_text(off: dict[int, list[int]]) -> str:
+    return " ".join(f"{state}:{cpu_list_text(cpus)}" for state, cpus in sorted(off.items())) or NONE
 
 
-def _parsed(value: str) -> dict[int, list[int]]:
+def _parse_states(value: str) -> dict[int, list[int]]:
     if value == NONE:
         return {}
     parts = (part.partition(":") for part in value.split())
-    return {int(state): list(numbers(cpus)) for state, _, cpus in parts}
+    return {int(state): list(parse_cpu_list(cpus)) for state, _, cpus in parts}

@@ -38,14 +38,14 @@ AVAILABLE = "hugepages.available"
 """Observed in addition to the pools: how many bytes can be taken while tasks run."""
 NODES = "/sys/devices/system/node"
 POOLS = "/sys/kernel/mm/hugepages"
-WHOLE = "all"
+WHOLE_HOST = "all"
 """Stands for the node on kernels without NUMA."""
 
 BUDGET_S = 60.0
 """Seconds for which one run tries to get memory, for all pools, before it leaves the rest to a
 reboot."""
-KEEP_BYTES = 512 << 20
-KEEP_SHARE = 0.2
+MIN_REST_BYTES = 512 << 20
+MIN_REST_SHARE = 0.2
 """A profile must leave at least the larger of the two to everything else."""
 SPARE_BYTES = 96 << 20
 SPARE_SHARE = 0.05
@@ -76,7 +76,7 @@ def nodes_of(host: Host) -> list[str]:
     """Return the nodes that can hold huge pages, in order of their number."""
     names = [n for n in host.fs.names(NODES) if re.fullmatch(r"node\d+", n)]
     names.sort(key=lambda name: int(name.removeprefix("node")))
-    return [n for n in names if host.fs.names(f"{NODES}/{n}/hugepages")] or [WHOLE]
+    return [n for n in names if host.fs.names(f"{NODES}/{n}/hugepages")] or [WHOLE_HOST]
 
 
 class HugepagesSetting(FileSetting):
@@ -91,13 +91,13 @@ class HugepagesSetting(FileSetting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return the contradictions of the table."""
-        wanted: Hugepages = profile.sections[self.kind]
+        table: Hugepages = profile.sections[self.kind]
         errors = []
-        given = [wanted.pages_1g, wanted.pages_2m, wanted.percent_of_memory]
+        given = [table.pages_1g, table.pages_2m, table.percent_of_memory]
         if given == [None] * 3 or (given[1] is not None and given[2] is not None):
             reason = "give pages_1g, or one of pages_2m and percent_of_memory, or both"
             errors.append(FieldError(field="hugepages", reason=reason))
-        for name, pages in (("pages_1g", wanted.pages_1g), ("pages_2m", wanted.pages_2m)):
+        for name, pages in (("pages_1g", table.pages_1g), ("pages_2m", table.pages_2m)):
             errors += [
                 FieldError(field=f"hugepages.{name}.{node}", reason="is not of the form node0")
                 for node in (pages if isinstance(pages, dict) else ())
@@ -107,21 +107,21 @@ class HugepagesSetting(FileSetting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the number of pages of each size and node."""
-        section: Hugepages = profile.sections[self.kind]
+        table: Hugepages = profile.sections[self.kind]
         memory = host.hardware.memory_bytes
-        pages = _spread(section, nodes_of(host), memory)
+        pages = _pages_by_pool(table, nodes_of(host), memory)
         taken = sum(count * SIZES[name.split(".")[1]] for name, count in pages.items())
-        _leave_enough(f"profile {profile.name}", taken, memory)
+        _check_rest_of_memory(f"profile {profile.name}", taken, memory)
         options = {
-            "if_short": section.if_short,
-            "budget_s": str(section.budget_s),
+            "if_short": table.if_short,
+            "budget_s": str(table.budget_s),
             "memory_bytes": str(memory),
         }
         return [
             WantedSetting(
                 setting=name,
                 value=str(count),
-                required=section.required,
+                required=table.required,
                 source=profile.source_of("hugepages"),
                 options=options,
             )
@@ -136,7 +136,7 @@ class HugepagesSetting(FileSetting):
         """
         if not any(int(w.value) for w in wanted):
             return []
-        ours = {size: _counts(wanted, size) for size in SIZES}
+        ours = {size: _count_argument(wanted, size) for size in SIZES}
         named = {w.setting.split(".")[1] for w in wanted}
         pairs = PageArguments.of(group_in(own, HUGEPAGES))
         others = {s: c for s, c in pairs.counts.items() if s not in {SIZES[n] for n in named}}
@@ -144,7 +144,7 @@ class HugepagesSetting(FileSetting):
         taken = sum(size * total_pages(text) for size, text in counts.items())
         memory = int(wanted[0].options.get("memory_bytes", "0"))
         if memory:
-            _leave_enough("the boot line with the host's own huge pages", taken, memory)
+            _check_rest_of_memory("the boot line with the host's own huge pages", taken, memory)
         return [
             Contribution(
                 settings=tuple(w.setting for w in wanted),
@@ -159,7 +159,7 @@ class HugepagesSetting(FileSetting):
         """Return the file that holds the number of pages of a node."""
         _, size, node = setting.split(".")
         pool = f"hugepages-{SIZES[size] >> 10}kB/nr_hugepages"
-        return f"{POOLS}/{pool}" if node == WHOLE else f"{NODES}/{node}/hugepages/{pool}"
+        return f"{POOLS}/{pool}" if node == WHOLE_HOST else f"{NODES}/{node}/hugepages/{pool}"
 
     def outlives_boot(self, setting: str, booted_with: Sequence[str]) -> bool:  # noqa: ARG002
         """Return whether our command line reserved pages: these are not the host's own."""
@@ -168,8 +168,8 @@ class HugepagesSetting(FileSetting):
     def read(self, host: Host, setting: str) -> str | None:
         """Return the number of pages, or what can be taken."""
         if setting == AVAILABLE:
-            room = _room(host)
-            return None if room is None else str(room)
+            available = _available_bytes(host)
+            return None if available is None else str(available)
         return super().read(host, setting)
 
     def observe(self, host: Host, settings: Iterable[str]) -> dict[str, str | None]:
@@ -186,10 +186,10 @@ class HugepagesSetting(FileSetting):
         """
         changes = super().plan(wanted, observed, originals)
         growing = [c for c in changes if int(c.after) > int(c.before)]
-        bytes_more = sum(_bytes(c) for c in changes)
-        room = observed.get(AVAILABLE)
-        starves = room is not None and bytes_more > int(room)
-        needs = Disruption.DRAIN if starves else Disruption.LIVE
+        bytes_more = sum(_added_bytes(c) for c in changes)
+        available = observed.get(AVAILABLE)
+        exceeds_memory = available is not None and bytes_more > int(available)
+        needs = Disruption.DRAIN if exceeds_memory else Disruption.LIVE
         order = list(SIZES)
         growing.sort(key=lambda c: order.index(c.setting.split(".")[1]))
         shares = {
@@ -203,12 +203,12 @@ class HugepagesSetting(FileSetting):
         """Request the pages until the kernel has them or the time is over."""
         goal = int(change.after)
         began, pause_s, tries = host.monotonic(), 0.25, 1
-        actual, refused = self._ask(host, change.setting, goal)
+        actual, refused = self._request_pages(host, change.setting, goal)
         while actual < goal and host.monotonic() - began + pause_s <= _budget_s(change):
             host.sleep(pause_s)
             pause_s = min(pause_s * 2, 8.0)
-            _make_room(host)
-            actual, refused = self._ask(host, change.setting, goal)
+            _free_and_compact(host)
+            actual, refused = self._request_pages(host, change.setting, goal)
             tries += 1
         if actual == goal:
             detail = f"after {tries} tries with compaction" if tries > 1 else ""
@@ -218,7 +218,7 @@ class HugepagesSetting(FileSetting):
                 ApplyOutcome.FAILED, str(actual), f"{actual - goal} excess pages are still in use"
             )
         short = f"{actual} of {goal} pages after {tries} tries with compaction{refused}"
-        return _short(host, change, actual, short)
+        return _result_of_shortfall(host, change, actual, short)
 
     def verify(self, wanted: WantedSetting, observed: Observed) -> SettingReport:
         """Return whether the node has its pages, or will have them after the staged boot."""
@@ -234,7 +234,7 @@ class HugepagesSetting(FileSetting):
                 return replace(report, outcome=ApplyOutcome.PARTIAL, detail=detail)
         return report
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return that there is no such pool."""
         return f"this host has no {self.path(setting)}"
 
@@ -243,23 +243,23 @@ class HugepagesSetting(FileSetting):
         goal = int(change.before)
         if host.fs.read(self.path(change.setting)) == change.before:
             return
-        actual, _ = self._ask(host, change.setting, goal)
+        actual, _ = self._request_pages(host, change.setting, goal)
         if actual < goal:
-            _make_room(host)
-            actual, _ = self._ask(host, change.setting, goal)
+            _free_and_compact(host)
+            actual, _ = self._request_pages(host, change.setting, goal)
         if actual != goal:
             raise KernelFileError(
                 f"cannot restore {change.setting} to {change.before} pages: it has {actual}"
             )
 
-    def _ask(self, host: Host, setting: str, pages: int) -> tuple[int, str]:
+    def _request_pages(self, host: Host, setting: str, pages: int) -> tuple[int, str]:
         """Request as many pages as the available memory allows; return how many there are, and the
         error of the kernel, if any.
         """
-        path, room = self.path(setting), _room(host)
+        path, available = self.path(setting), _available_bytes(host)
         now = int(host.fs.read(path))
-        if room is not None and pages > now:
-            pages = min(pages, now + room // _page_bytes(setting))
+        if available is not None and pages > now:
+            pages = min(pages, now + available // _page_bytes(setting))
         try:
             host.fs.write(path, str(pages))
         except KernelFileError as e:
@@ -269,7 +269,7 @@ class HugepagesSetting(FileSetting):
         return int(host.fs.read(path)), ""
 
 
-def _counts(wanted: Iterable[WantedSetting], size: str) -> str:
+def _count_argument(wanted: Iterable[WantedSetting], size: str) -> str:
     """Return the pages of one size as the command line has them, "" for none."""
     pages = {
         node: int(w.value) for w in wanted for _, s, node in [w.setting.split(".")] if s == size
@@ -281,7 +281,7 @@ def _counts(wanted: Iterable[WantedSetting], size: str) -> str:
     return ",".join(f"{node.removeprefix('node')}:{count}" for node, count in pages.items())
 
 
-def _spread(wanted: Hugepages, nodes: Sequence[str], memory_bytes: int) -> dict[str, int]:
+def _pages_by_pool(wanted: Hugepages, nodes: Sequence[str], memory_bytes: int) -> dict[str, int]:
     small = wanted.pages_2m
     if small is None and wanted.percent_of_memory is not None:
         small = int(memory_bytes * wanted.percent_of_memory / 100) // SIZES["2m"]
@@ -297,9 +297,9 @@ def _spread(wanted: Hugepages, nodes: Sequence[str], memory_bytes: int) -> dict[
     return pages
 
 
-def _leave_enough(whose: str, taken: int, memory: int) -> None:
+def _check_rest_of_memory(whose: str, taken: int, memory: int) -> None:
     """Raise `Unprocessable` if too little memory is left for everything else."""
-    keep = max(KEEP_BYTES, int(memory * KEEP_SHARE))
+    keep = max(MIN_REST_BYTES, int(memory * MIN_REST_SHARE))
     if taken and memory - taken < keep:
         raise Unprocessable(
             f"{whose} reserves {taken >> 20} MiB of {memory >> 20} MiB as huge pages; "
@@ -312,7 +312,7 @@ def _page_bytes(setting: str) -> int:
     return SIZES[setting.split(".")[1]]
 
 
-def _bytes(change: SettingChange) -> int:
+def _added_bytes(change: SettingChange) -> int:
     return (int(change.after) - int(change.before)) * _page_bytes(change.setting)
 
 
@@ -320,7 +320,7 @@ def _budget_s(change: SettingChange) -> float:
     return float(change.options.get("budget_s", BUDGET_S))
 
 
-def _room(host: Host) -> int | None:
+def _available_bytes(host: Host) -> int | None:
     """Return how many bytes may be taken now."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", host.fs.find("/proc/meminfo") or "", re.M)
     if not found:
@@ -329,14 +329,14 @@ def _room(host: Host) -> int | None:
     return max(0, int(found[1]) * 1024 - spare)
 
 
-def _make_room(host: Host) -> None:
+def _free_and_compact(host: Host) -> None:
     """Drop clean caches and compact free memory (sysctl/vm.rst)."""
     for action, value in (("drop_caches", "3"), ("compact_memory", "1")):
         if host.fs.exists(f"/proc/sys/vm/{action}"):
             host.fs.write(f"/proc/sys/vm/{action}", value)
 
 
-def _short(host: Host, change: SettingChange, actual: int, short: str) -> Applied:
+def _result_of_shortfall(host: Host, change: SettingChange, actual: int, short: str) -> Applied:
     """Return the result of a lasting shortfall, by the profile's `if_short`."""
     policy = change.options.get("if_short", "undo")
     if policy == "keep":

@@ -72,7 +72,7 @@ ALLOWED = frozenset(
 )
 """Tuning only. Nothing that decides what is booted or run (root, init, rd.*, systemd.*) and
 nothing that weakens the host (mitigations, selinux, lockdown)."""
-VOIDS_LIMITS = frozenset({"memory", "cpuset", "pids", "io", "blkio", "hugetlb", "misc"})
+CONTROLLERS_OF_LIMITS = frozenset({"memory", "cpuset", "pids", "io", "blkio", "hugetlb", "misc"})
 """Controllers that enforce the limits of tasks: without them a task has no limits."""
 _VALUE = re.compile(r"[A-Za-z0-9_.,:+-]{1,256}")
 _RELEASE = re.compile(r"[0-9][A-Za-z0-9._+~-]{0,63}")
@@ -107,34 +107,34 @@ class KernelSetting(Setting):
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each argument that is malformed or may not be set."""
         errors = []
-        section: Kernel = profile.sections[self.kind]
-        for argument in section.cmdline:
-            reason = _why_not(argument)
+        table: Kernel = profile.sections[self.kind]
+        for argument in table.cmdline:
+            reason = _why_refused(argument)
             if reason:
                 where = profile.source_of(f"kernel.{argument}")
                 text = f"{argument!r} {reason} (in {where})"
                 errors.append(FieldError(field=CMDLINE, reason=text))
-        if section.version is not None and not _RELEASE.fullmatch(section.version):
-            reason = f"{section.version!r} is not a kernel release"
+        if table.version is not None and not _RELEASE.fullmatch(table.version):
+            reason = f"{table.version!r} is not a kernel release"
             errors.append(FieldError(field=RELEASE, reason=reason))
         return errors
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return the arguments as one value, and the version."""
-        section: Kernel = profile.sections[self.kind]
-        found = []
-        if section.cmdline:
-            owners = [f"{a} of {profile.source_of(f'kernel.{a}')}" for a in section.cmdline]
-            line = " ".join(section.cmdline)
-            found.append(WantedSetting(setting=CMDLINE, value=line, source=", ".join(owners)))
-        if section.version is not None:
-            name = f"{RELEASE}.{section.version}"
-            found.append(self.value_of(profile, "version", section.version, name))
-        return found
+        table: Kernel = profile.sections[self.kind]
+        wanted = []
+        if table.cmdline:
+            owners = [f"{a} of {profile.source_of(f'kernel.{a}')}" for a in table.cmdline]
+            line = " ".join(table.cmdline)
+            wanted.append(WantedSetting(setting=CMDLINE, value=line, source=", ".join(owners)))
+        if table.version is not None:
+            name = f"{RELEASE}.{table.version}"
+            wanted.append(self.value_of(profile, "version", table.version, name))
+        return wanted
 
     def boot(self, wanted: Sequence[WantedSetting], own: str) -> list[Contribution]:  # noqa: ARG002
         """Return each argument, and the version."""
-        found = [
+        arguments = [
             Contribution(
                 settings=(CMDLINE,),
                 group=group_of(argument),
@@ -145,7 +145,7 @@ class KernelSetting(Setting):
             if w.setting == CMDLINE
             for argument in w.value.split()
         ]
-        return found + [
+        return arguments + [
             Contribution(
                 settings=(w.setting,), group=VERSION, arguments=(w.value,), source=w.source
             )
@@ -157,21 +157,21 @@ class KernelSetting(Setting):
         """Return (): nothing is written at run time, so there is no original."""
         return ()
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return that the kernel is not installed; a command line always exists."""
-        return f"there is no {_image(setting)}"
+        return f"there is no {_kernel_image(setting)}"
 
     def observe(self, host: Host, settings: Iterable[str]) -> dict[str, str | None]:
         """Return the running line, and the running release where the wanted one is installed."""
-        found: dict[str, str | None] = {}
+        observed: dict[str, str | None] = {}
         for name in settings:
             if name == CMDLINE:
-                found[name] = host.fs.find("/proc/cmdline")
+                observed[name] = host.fs.find("/proc/cmdline")
             elif name.startswith(RELEASE):
                 release = host.hardware.kernel
-                there = name.endswith(f".{release}") or host.fs.exists(_image(name))
-                found[name] = release if there else None
-        return found
+                is_installed = name.endswith(f".{release}") or host.fs.exists(_kernel_image(name))
+                observed[name] = release if is_installed else None
+        return observed
 
     def plan(
         self,
@@ -212,11 +212,11 @@ class KernelSetting(Setting):
         return report
 
 
-def _image(setting: str) -> str:
+def _kernel_image(setting: str) -> str:
     return f"/boot/vmlinuz-{setting.removeprefix(RELEASE + '.')}"
 
 
-def _why_not(argument: str) -> str:
+def _why_refused(argument: str) -> str:
     key, equals, value = argument.partition("=")
     if key_of(argument) in OF_HUGEPAGES:
         return "belongs in [hugepages]"
@@ -226,7 +226,9 @@ def _why_not(argument: str) -> str:
         return "is not among the arguments a profile may set"
     if equals and not _VALUE.fullmatch(value):
         return "has a value with characters that are not allowed, or none"
-    voided = sorted(VOIDS_LIMITS & set(value.split(","))) if key == "cgroup_disable" else []
+    voided = (
+        sorted(CONTROLLERS_OF_LIMITS & set(value.split(","))) if key == "cgroup_disable" else []
+    )
     if voided:
         return f"would void every limit of tasks: {', '.join(voided)} must stay"
     return ""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sidekick.report import SettingChange, WantedSetting
 from sidekick.setting import Host, Observed, Setting
 
-LED_BY = "led by"
+FOLLOWS = "led by"
 """In the options of a change: the leader of the same plan that it follows."""
 
 
@@ -31,13 +31,13 @@ class LeadingSetting(Setting):
         """Return the writes. Partners of a leader with a changed value keep the leader's values,
         unless the profile sets them.
         """
-        led = {
+        followers = {
             partner
             for w in wanted
             if not self.same(w.value, originals.get(w.setting) or observed.get(w.setting) or "")
             for partner in self.partners(w.setting)
         }
-        kept = {name: value for name, value in originals.items() if name not in led}
+        kept = {name: value for name, value in originals.items() if name not in followers}
         back = (
             WantedSetting(setting=name, value=value, source="back to the original")
             for name, value in kept.items()
@@ -51,8 +51,10 @@ class LeadingSetting(Setting):
                 if partner in targets and partner not in changes and now is not None:
                     changes[partner] = self.change(targets[partner], now)
         leaders = {p: name for name in changes for p in self.partners(name)}
-        found = (self._noted(c, observed, leaders.get(c.setting, "")) for c in changes.values())
-        return sorted(found, key=lambda change: self.rank(change.setting))
+        noted = (
+            self._with_options(c, observed, leaders.get(c.setting, "")) for c in changes.values()
+        )
+        return sorted(noted, key=lambda change: self.rank(change.setting))
 
     def undo(self, host: Host, change: SettingChange) -> None:
         """Restore the value before a change, and the values of its partners.
@@ -60,7 +62,7 @@ class LeadingSetting(Setting):
         Partners of a leader of the same run are restored with the leader, which was written first
         and is therefore undone last: they cannot be restored before it.
         """
-        if LED_BY in change.options:
+        if FOLLOWS in change.options:
             return
         super().undo(host, change)
         for partner, value in change.options.items():
@@ -68,8 +70,10 @@ class LeadingSetting(Setting):
                 self.write(host, partner, value)
                 self.check_restored(host, partner, value)
 
-    def _noted(self, change: SettingChange, observed: Observed, leader: str) -> SettingChange:
+    def _with_options(
+        self, change: SettingChange, observed: Observed, leader: str
+    ) -> SettingChange:
         if leader:
-            return replace(change, options={LED_BY: leader})
+            return replace(change, options={FOLLOWS: leader})
         before = {p: observed.get(p) for p in self.partners(change.setting)}
         return replace(change, options={p: v for p, v in before.items() if v is not None})

@@ -41,34 +41,34 @@ class ModulesSetting(Setting):
 
     kind: ClassVar[str] = "modules"
     section: ClassVar[type[Modules]] = Modules
-    carries_others: ClassVar[bool] = True
-    brings_settings: ClassVar[bool] = True
+    has_dependents: ClassVar[bool] = True
+    adds_settings: ClassVar[bool] = True
     is_restored_by_boot: ClassVar[bool] = True
 
     def merge(self, parent: dict[str, object], child: dict[str, object]) -> dict[str, object]:
         """Return the modules of both."""
-        both = [*_list(parent.get("load")), *_list(child.get("load"))]
+        both = [*_as_list(parent.get("load")), *_as_list(child.get("load"))]
         return {**parent, **child, "load": list(dict.fromkeys(both))}
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return the modules that a profile may not load."""
-        found: Modules = profile.sections[self.kind]
+        table: Modules = profile.sections[self.kind]
         return [
             FieldError(
                 field="modules.load",
                 reason=f"{name} may not be set by a profile "
                 f"({profile.source_of(f'modules.{name}')})",
             )
-            for name in found.load
+            for name in table.load
             if name in REFUSED
         ]
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each module."""
-        found: Modules = profile.sections[self.kind]
-        return [self.value_of(profile, name, LOADED) for name in found.load]
+        table: Modules = profile.sections[self.kind]
+        return [self.value_of(profile, name, LOADED) for name in table.load]
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host cannot have it."""
         return f"this kernel has no module {setting.removeprefix('modules.')}"
 
@@ -80,15 +80,17 @@ class ModulesSetting(Setting):
         """Return the values of many modules; the lists of the kernel's modules are read once."""
         names = {setting: setting.removeprefix("modules.") for setting in settings}
         names = {setting: name for setting, name in names.items() if self.owns(setting)}
-        found: dict[str, str | None] = dict.fromkeys(names)
+        observed: dict[str, str | None] = dict.fromkeys(names)
         loaded = {s for s, name in names.items() if host.fs.exists(f"/sys/module/{name}")}
-        if loaded != found.keys():
-            builtin = _names(host.fs.find(f"/lib/modules/{host.hardware.kernel}/modules.builtin"))
+        if loaded != observed.keys():
+            builtin = _modules_in(
+                host.fs.find(f"/lib/modules/{host.hardware.kernel}/modules.builtin")
+            )
             loaded |= {setting for setting, name in names.items() if name in builtin}
-        if loaded != found.keys():
+        if loaded != observed.keys():
             installed = installed_modules(host)
-            found |= {setting: ABSENT for setting, name in names.items() if name in installed}
-        return found | dict.fromkeys(loaded, LOADED)
+            observed |= {setting: ABSENT for setting, name in names.items() if name in installed}
+        return observed | dict.fromkeys(loaded, LOADED)
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Load it, or unload what an earlier profile had loaded."""
@@ -98,14 +100,14 @@ class ModulesSetting(Setting):
 
 def installed_modules(host: Host) -> set[str]:
     """Return the modules that the running kernel could load, as /sys spells them."""
-    return _names(host.fs.find(f"/lib/modules/{host.hardware.kernel}/modules.dep"))
+    return _modules_in(host.fs.find(f"/lib/modules/{host.hardware.kernel}/modules.dep"))
 
 
-def _list(value: object) -> list[object]:
+def _as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _names(listing: str | None) -> set[str]:
+def _modules_in(listing: str | None) -> set[str]:
     """Return the modules that a file of depmod(8) names by path, as /sys spells them."""
     paths = (line.partition(":")[0].strip() for line in (listing or "").splitlines())
     files = (path.rpartition("/")[2].partition(".")[0] for path in paths)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent.machine.mounts import Mount, Mounts
 
 DEFAULT = "default"
-COMMITS = frozenset({"ext4", "btrfs"})
+WITH_COMMIT = frozenset({"ext4", "btrfs"})
 """File systems that have the option `commit`."""
 _POINT = re.compile(r"/[A-Za-z0-9_./-]{0,200}\Z")
 
@@ -51,16 +51,16 @@ class MountsSetting(Setting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each key that is not a mount point."""
-        found: dict[str, MountOptions] = profile.sections[self.kind]
+        table: dict[str, MountOptions] = profile.sections[self.kind]
         return [
             FieldError(field=f"mounts.{point}", reason="must be an absolute path")
-            for point in found
+            for point in table
             if not _POINT.fullmatch(point) or ".." in point.split("/")
         ]
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:  # noqa: ARG002
         """Return one value for each option that is given."""
-        found: dict[str, MountOptions] = profile.sections[self.kind]
+        table: dict[str, MountOptions] = profile.sections[self.kind]
         return [
             WantedSetting(
                 setting=f"mounts.{key}:{point}",
@@ -68,14 +68,14 @@ class MountsSetting(Setting):
                 required=options.required,
                 source=profile.source_of(f"mounts.{point}"),
             )
-            for point, options in found.items()
+            for point, options in table.items()
             for key, value in msgspec.structs.asdict(options).items()
             if key != "required" and value is not None
         ]
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host has none."""
-        key, point = _parts(setting)
+        key, point = _option_and_point(setting)
         if key == "atime":
             return f"nothing is mounted at {point}"
         return (
@@ -85,24 +85,24 @@ class MountsSetting(Setting):
 
     def read(self, host: Host, setting: str) -> str | None:
         """Return the option in force; of several mounts at one point the last one counts."""
-        key, point = _parts(setting)
-        found = _find(host, key, point)
+        key, point = _option_and_point(setting)
+        found = _find_mount(host, key, point)
         if found is None:
             return None
         if key == "atime":
             return next((o for o in ("noatime", "relatime") if o in found.options), "strictatime")
         if key == "lazytime":
             return "on" if "lazytime" in found.of_file_system else "off"
-        if found.kind not in COMMITS:
+        if found.kind not in WITH_COMMIT:
             return None
         return next((o[7:] for o in found.of_file_system if o.startswith("commit=")), DEFAULT)
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Change that one option of that one mount, or of its file system."""
-        key, point = _parts(setting)
-        found, mounts = _find(host, key, point), _mounts_of(host)
+        key, point = _option_and_point(setting)
+        found, mounts = _find_mount(host, key, point), _mount_control(host)
         if found is None:
-            raise KernelFileError(f"cannot set {setting}: {self.lacking(setting)}")
+            raise KernelFileError(f"cannot set {setting}: {self.why_missing(setting)}")
         if key == "atime":
             mounts.set_atime(found, value)
         elif key == "lazytime":
@@ -111,13 +111,13 @@ class MountsSetting(Setting):
             mounts.set_option(found, "commit", "0" if value == DEFAULT else value)
 
 
-def _parts(setting: str) -> tuple[str, str]:
+def _option_and_point(setting: str) -> tuple[str, str]:
     """Return option and mount point."""
     key, _, point = setting.removeprefix("mounts.").partition(":")
     return key, point
 
 
-def _find(host: Host, key: str, point: str) -> Mount | None:
+def _find_mount(host: Host, key: str, point: str) -> Mount | None:
     """Return the mount of a setting, None if the option cannot be set there."""
     from agent.machine.mounts import read_mounts  # loads the C library
 
@@ -129,7 +129,7 @@ def _find(host: Host, key: str, point: str) -> Mount | None:
     return found if first is found else None
 
 
-def _mounts_of(host: Host) -> Mounts:
+def _mount_control(host: Host) -> Mounts:
     from agent.machine.mounts import HostMounts
 
     if host.mounts is not None:

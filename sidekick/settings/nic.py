@@ -34,11 +34,11 @@ WORDS: dict[str, tuple[SettingGroup, int]] = {
     "tx_usecs": (ethtool.COALESCING, 4),
     "tx_frames": (ethtool.COALESCING, 5),
 }
-MOST = {"queues": 3, "rx_ring": 0, "tx_ring": 3}
+MAXIMA = {"queues": 3, "rx_ring": 0, "tx_ring": 3}
 """Index in the same structure of the largest value that the driver accepts."""
 NOTF_COAL = 53
 """Bit of a virtio device that delays notifications (include/uapi/linux/virtio_net.h)."""
-VIRTIO_MOST = {"rx_usecs": 0, "tx_usecs": 0, "rx_frames": 1, "tx_frames": 1}
+VIRTIO_MAXIMA = {"rx_usecs": 0, "tx_usecs": 0, "rx_frames": 1, "tx_frames": 1}
 """What virtio_net accepts without that bit; its structure has the fields in any case."""
 SWITCHES: dict[str, tuple[SettingGroup, int, int]] = {
     "adaptive_rx": (ethtool.COALESCING, 9, 1),
@@ -53,7 +53,7 @@ SWITCHES: dict[str, tuple[SettingGroup, int, int]] = {
     "rxhash": (ethtool.FLAGS, 0, 1 << 28),
 }
 """The structure, the word and the bit or bits of a switch."""
-FOLLOW = {
+FOLLOWERS = {
     "tx_checksum": ("scatter_gather", "tso", "gso"),
     "scatter_gather": ("tso", "gso"),
     "rx_checksum": ("gro", "lro"),
@@ -99,49 +99,49 @@ class NicSetting(LeadingSetting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the values for the interfaces of this host."""
-        found: Nic = profile.sections[self.kind]
-        given = msgspec.structs.asdict(found)
+        table: Nic = profile.sections[self.kind]
+        given = msgspec.structs.asdict(table)
         return [
             self.value_of(profile, key, value, name)
-            for nic in found.interfaces or nic_names(host.fs)
+            for nic in table.interfaces or nic_names(host.fs)
             for key in (*WORDS, *SWITCHES)
             if given[key] is not None
-            for name, value in _resolved(host, nic, key, given[key])
+            for name, value in _resolve(host, nic, key, given[key])
         ]
 
     def needs(self, setting: str) -> Disruption:
         """Return DRAIN for queues and rings: many drivers take the link down to change them."""
-        return Disruption.DRAIN if _parts(setting)[1] in MOST else Disruption.LIVE
+        return Disruption.DRAIN if _parse_name(setting)[1] in MAXIMA else Disruption.LIVE
 
     def partners(self, setting: str) -> tuple[str, ...]:
         """Return the settings of the same interface that change with it."""
-        nic, key, _ = _parts(setting)
-        return tuple(f"nic.{nic}.{other}" for other in FOLLOW.get(key, ()))
+        nic, key, _ = _parse_name(setting)
+        return tuple(f"nic.{nic}.{other}" for other in FOLLOWERS.get(key, ()))
 
     def rank(self, setting: str) -> int:
-        """Return its place in the order of writes: leaders first, in the order of `FOLLOW`."""
-        key = _parts(setting)[1]
-        return [*FOLLOW].index(key) if key in FOLLOW else len(FOLLOW)
+        """Return its place in the order of writes: leaders first, in the order of `FOLLOWERS`."""
+        key = _parse_name(setting)[1]
+        return [*FOLLOWERS].index(key) if key in FOLLOWERS else len(FOLLOWERS)
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why an interface cannot have it."""
-        nic, key, beyond = _parts(setting)
-        if beyond:
-            return f"{beyond} is more than the driver of {nic} takes for {key}"
+        nic, key, excess = _parse_name(setting)
+        if excess:
+            return f"{excess} is more than the driver of {nic} takes for {key}"
         return f"there is no interface {nic}, or its driver has no {key} that can be set"
 
     def device(self, host: Host, setting: str) -> str:
         """Return the index of the interface, which the kernel gives only once."""
-        return host.fs.find(f"/sys/class/net/{_parts(setting)[0]}/ifindex") or ""
+        return host.fs.find(f"/sys/class/net/{_parse_name(setting)[0]}/ifindex") or ""
 
     def read(self, host: Host, setting: str) -> str | None:
         """Return the value in force."""
-        nic, key, beyond = _parts(setting)
-        if beyond:
+        nic, key, excess = _parse_name(setting)
+        if excess:
             return None
         group, word, bits = SWITCHES.get(key) or (*WORDS[key], 0)
         words = find_words(host.fs, nic, group)
-        if words is None or (key in MOST and not words[MOST[key]]):
+        if words is None or (key in MAXIMA and not words[MAXIMA[key]]):
             return None
         if bits:
             return "on" if words[word] & bits else "off"
@@ -149,7 +149,7 @@ class NicSetting(LeadingSetting):
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Set one field of the structure; the others keep the values that were read."""
-        nic, key, _ = _parts(setting)
+        nic, key, _ = _parse_name(setting)
         group, word, bits = SWITCHES.get(key) or (*WORDS[key], 0)
         words = find_words(host.fs, nic, group) or [0] * group.words
         if bits:
@@ -159,31 +159,31 @@ class NicSetting(LeadingSetting):
         set_words(host.fs, nic, group, words)
 
 
-def _resolved(host: Host, nic: str, key: str, value: object) -> Iterator[tuple[str, str]]:
+def _resolve(host: Host, nic: str, key: str, value: object) -> Iterator[tuple[str, str]]:
     """Yield the wanted name and value: "max" as a number; a name that marks too large a number."""
     name = f"nic.{nic}.{key}"
-    most = _most(host, nic, key)
+    maximum = _maximum(host, nic, key)
     if value == "max":
-        yield name, str(most or 0)
-    elif most is not None and isinstance(value, int) and value > most:
+        yield name, str(maximum or 0)
+    elif maximum is not None and isinstance(value, int) and value > maximum:
         yield f"{name}:{value}", str(value)
     else:
         yield name, str(value)
 
 
-def _most(host: Host, nic: str, key: str) -> int | None:
+def _maximum(host: Host, nic: str, key: str) -> int | None:
     """Return the maximum of a driver for a key, None if the driver does not report it."""
-    if key in MOST:
+    if key in MAXIMA:
         words = find_words(host.fs, nic, WORDS[key][0])
-        return words[MOST[key]] or None if words else None
+        return words[MAXIMA[key]] or None if words else None
     features = host.fs.find(f"/sys/class/net/{nic}/device/features") or ""
-    if key in VIRTIO_MOST and set(features) == {"0", "1"} and features[NOTF_COAL:][:1] != "1":
-        return VIRTIO_MOST[key]
+    if key in VIRTIO_MAXIMA and set(features) == {"0", "1"} and features[NOTF_COAL:][:1] != "1":
+        return VIRTIO_MAXIMA[key]
     return None
 
 
-def _parts(setting: str) -> tuple[str, str, str]:
+def _parse_name(setting: str) -> tuple[str, str, str]:
     """Return interface, key, and a number that is too large; names of interfaces may have dots."""
-    name, _, beyond = setting.removeprefix("nic.").partition(":")
+    name, _, excess = setting.removeprefix("nic.").partition(":")
     nic, _, key = name.rpartition(".")
-    return nic, key, beyond
+    return nic, key, excess

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import msgspec
 
-from sidekick.cpulists import CPUS, joined, parted
+from sidekick.cpulists import CPUS, join_values, split_values
 from sidekick.facts import frequency_policies
 from sidekick.profile import Profile
 from sidekick.report import WantedSetting
@@ -54,10 +54,10 @@ class PowerSetting(LeadingSetting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each malformed value."""
-        found: PowerFiles = profile.sections[self.kind]
+        table: PowerFiles = profile.sections[self.kind]
         errors = []
         for key in FILES:
-            given = getattr(found, key)
+            given = getattr(table, key)
             names = [given] if isinstance(given, str) else given
             if names is not None and not (names and all(map(_WORD.fullmatch, names))):
                 where = profile.source_of(f"power.{key}")
@@ -76,7 +76,7 @@ class PowerSetting(LeadingSetting):
             if choices is None:
                 continue
             names = [choices] if isinstance(choices, str) else choices
-            offered = _offered(host, key)
+            offered = _offered_by_all(host, key)
             value = next((n for n in names if n in offered), None)
             name = f"power.{key}" if value or not offered else f"power.{key}:{names[0]}"
             wanted.append(self.value_of(profile, key, value or names[0], name))
@@ -88,38 +88,38 @@ class PowerSetting(LeadingSetting):
 
     def touches(self, setting: str) -> tuple[str, ...]:
         """Return the attribute of the policies."""
-        return (f"{CPUS}/cpufreq/{_key(setting)[0]}",)
+        return (f"{CPUS}/cpufreq/{_key_and_choice(setting)[0]}",)
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host does not have it."""
-        key, choice = _key(setting)
+        key, choice = _key_and_choice(setting)
         if choice:
             return f"its frequency driver does not offer {key} {choice}"
         return f"this kernel has no frequency driver with a choice of {key}; guests have none"
 
     def read(self, host: Host, setting: str) -> str | None:
         """Return the value of the policies."""
-        key, choice = _key(setting)
+        key, choice = _key_and_choice(setting)
         if choice:
             return None
         values = {n: host.fs.find(_path(n, FILES[key][0])) for n in frequency_policies(host.fs)}
-        return joined({n: v for n, v in values.items() if v}) or None
+        return join_values({n: v for n, v in values.items() if v}) or None
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Set the value of every policy that has another one."""
-        file = FILES[_key(setting)[0]][0]
-        for number, word in parted(value, frequency_policies(host.fs)).items():
+        file = FILES[_key_and_choice(setting)[0]][0]
+        for number, word in split_values(value, frequency_policies(host.fs)).items():
             if host.fs.read(_path(number, file)) != word:
                 host.fs.write(_path(number, file), word)
 
 
-def _key(setting: str) -> tuple[str, str]:
+def _key_and_choice(setting: str) -> tuple[str, str]:
     """Return the key, and the choice in the name that the host does not offer; empty: none."""
     key, _, choice = setting.removeprefix("power.").partition(":")
     return key, choice
 
 
-def _offered(host: Host, key: str) -> set[str]:
+def _offered_by_all(host: Host, key: str) -> set[str]:
     """Return what every policy offers."""
     files = (_path(n, FILES[key][1]) for n in frequency_policies(host.fs))
     each = [set((host.fs.find(file) or "").split()) for file in files]

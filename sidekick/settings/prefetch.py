@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from agent.machine.msr import find_msr, write_msr
-from sidekick.cpulists import joined, parted
+from sidekick.cpulists import join_values, split_values
 from sidekick.facts import cpuinfo_of, online_cpus
 from sidekick.setting import Host, Setting
 
@@ -59,7 +59,7 @@ class PrefetchSetting(Setting):
     kind: ClassVar[str] = "prefetch"
     section: ClassVar[type[Prefetch]] = Prefetch
 
-    def lacking(self, setting: str) -> str:  # noqa: ARG002
+    def why_missing(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host has no such switch."""
         return (
             "no known register for it: an unknown model, a guest, or the msr module is not loaded"
@@ -67,7 +67,7 @@ class PrefetchSetting(Setting):
 
     def read(self, host: Host, setting: str) -> str | None:
         """Return `on`, `off`, or one of them for each processor where they differ."""
-        known = _bit(host, setting)
+        known = _register_and_bit(host, setting)
         if known is None:
             return None
         values = {}
@@ -76,12 +76,12 @@ class PrefetchSetting(Setting):
             if register is None:
                 return None
             values[cpu] = "off" if register >> known[1] & 1 else "on"
-        return joined(values) or None
+        return join_values(values) or None
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Set the bit of every processor that has another one; other bits stay."""
-        known = _bit(host, setting)
-        for cpu, mode in parted(value, online_cpus(host.fs)).items() if known else ():
+        known = _register_and_bit(host, setting)
+        for cpu, mode in split_values(value, online_cpus(host.fs)).items() if known else ():
             register, bit = known or (0, 0)
             before = find_msr(host.fs, cpu, register) or 0
             after = before | 1 << bit if mode == "off" else before & ~(1 << bit)
@@ -89,7 +89,7 @@ class PrefetchSetting(Setting):
                 write_msr(host.fs, cpu, register, after)
 
 
-def _bit(host: Host, setting: str) -> tuple[int, int] | None:
+def _register_and_bit(host: Host, setting: str) -> tuple[int, int] | None:
     """Return the register and the bit that switch a prefetcher of this model."""
     cpuinfo = host.fs.find("/proc/cpuinfo") or ""
     vendor, family, model = (

@@ -29,7 +29,7 @@ from wire.errors import FieldError, HostError
 LABEL = "twine"
 """Label of every file system that we make; at most 12 bytes fit into XFS."""
 MIB = 1 << 20
-LEAST = {"xfs": 300 * MIB, "btrfs": 110 * MIB}
+MIN_BYTES = {"xfs": 300 * MIB, "btrfs": 110 * MIB}
 """The minimum size for mkfs, in bytes (mkfs.xfs 6.0, mkfs.btrfs 6.2)."""
 _SUPER = {"xfs": (0, b"XFSB", 108, 12), "btrfs": (0x10040, b"_BHRfS_M", 0x1012B, 256)}
 """Where the magic bytes are, and the label with its length."""
@@ -76,8 +76,8 @@ class ScratchSetting(Setting):
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for a path with `..`."""
-        found: Scratch = profile.sections[self.kind]
-        paths = {"device": found.device or "", "mount": found.mount}
+        table: Scratch = profile.sections[self.kind]
+        paths = {"device": table.device or "", "mount": table.mount}
         return [
             FieldError(field=f"scratch.{key}", reason=f"{path!r} contains ..")
             for key, path in paths.items()
@@ -86,20 +86,20 @@ class ScratchSetting(Setting):
 
     def wanted(self, profile: Profile, host: Host) -> list[WantedSetting]:
         """Return the one value; the device is part of its name."""
-        found: Scratch = profile.sections[self.kind]
-        if found.device is None:
+        table: Scratch = profile.sections[self.kind]
+        if table.device is None:
             return []
-        kind: str = found.filesystem
-        if found.share is not None:
-            kind += f":{int(_size(host, found.device) * found.share) // MIB}"
-        value = " ".join([kind, "at", found.mount, *sorted(set(found.options))])
-        return [self.value_of(profile, "device", value, f"{NAME}.{found.device}")]
+        kind: str = table.filesystem
+        if table.share is not None:
+            kind += f":{int(_size(host, table.device) * table.share) // MIB}"
+        value = " ".join([kind, "at", table.mount, *sorted(set(table.options))])
+        return [self.value_of(profile, "device", value, f"{NAME}.{table.device}")]
 
     def needs(self, setting: str) -> Disruption:  # noqa: ARG002
         """Return that tasks may have files open on it."""
         return Disruption.DRAIN
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host cannot have it."""
         return (
             f"{device_of(setting)} is missing, in use, or holds foreign data (only an empty "
@@ -113,13 +113,13 @@ class ScratchSetting(Setting):
     def read(self, host: Host, setting: str) -> str | None:
         """Return the content of the device, None if it does not belong to sidekick."""
         device = device_of(setting)
-        mounts = [m for m in _mounts(host) if m[0] in _names(host, device)]
+        mounts = [m for m in _mounts(host) if m[0] in _device_names(host, device)]
         kind = _content(host, device)
         if kind in (None, FOREIGN) or (kind == EMPTY and mounts) or len(mounts) > 1:
             return None
         if not mounts:
-            return None if _held(host, device) else kind
-        return " ".join([f"{kind} at {mounts[0][1]}", *_asked(host, setting)])
+            return None if _is_in_use(host, device) else kind
+        return " ".join([f"{kind} at {mounts[0][1]}", *_requested_options(host, setting)])
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Format and mount the device, or release it. `read` has just shown that it is ours."""
@@ -134,14 +134,14 @@ class ScratchSetting(Setting):
             raise HostError(f"cannot make {target[0]} on {device}: the host has no {maker}")
         if "at" in now:
             run(["/bin/umount", now[2]])
-        _release(host, device)
+        _wait_for_loop_removal(host, device)
         if now[0] not in (EMPTY, target[0]):
             _wipe(host, device)  # a mkfs may leave signatures of the other file system
         if target[0] not in (EMPTY, now[0]):
             kind, _, share_mib = target[0].partition(":")
             size = int(share_mib) * MIB if share_mib else _size(host, device)
-            if size < LEAST[kind]:
-                least = LEAST[kind] // MIB
+            if size < MIN_BYTES[kind]:
+                least = MIN_BYTES[kind] // MIB
                 raise HostError(
                     f"{device} is too small for {target[0]}: the minimum is {least} MiB"
                 )
@@ -149,7 +149,7 @@ class ScratchSetting(Setting):
             run([*_MKFS[kind], *sized, device], timeout_s=300.0)
         if "at" in target:
             _mount(host, device, target)
-        _note(host, setting, target[3:] if "at" in target else [])
+        _store_options(host, setting, target[3:] if "at" in target else [])
 
 
 def device_of(setting: str) -> str:
@@ -170,12 +170,12 @@ def _mount(host: Host, device: str, words: Sequence[str]) -> None:
     )
 
 
-def _release(host: Host, device: str) -> None:
+def _wait_for_loop_removal(host: Host, device: str) -> None:
     """Wait until a file has no loop device: a remaining one would be mounted again, with cached
     data of the earlier file system.
     """
     until = host.monotonic() + LOOP_S
-    while loops := _names(host, device) - {_path(host, device)}:
+    while loops := _device_names(host, device) - {_real_path(host, device)}:
         if host.monotonic() >= until:
             raise HostError(f"{device} is still behind {', '.join(sorted(loops))}, which is in use")
         host.sleep(LOOP_POLL_S)
@@ -197,11 +197,11 @@ def _content(host: Host, device: str) -> str | None:
     for kind, (at, magic, label_at, length) in _SUPER.items():
         label = head[label_at : label_at + length].split(b"\0")[0]
         if head[at : at + len(magic)] == magic:
-            return _sized(kind, head, size) if label == LABEL.encode() else FOREIGN
+            return _with_size(kind, head, size) if label == LABEL.encode() else FOREIGN
     return FOREIGN if any(head) or any(tail) or not size else EMPTY
 
 
-def _sized(kind: str, head: bytes, device_bytes: int) -> str:
+def _with_size(kind: str, head: bytes, device_bytes: int) -> str:
     """Return a file system's name, with its size in MiB if it is smaller than the device."""
     if kind == "xfs":
         size = int.from_bytes(head[4:8]) * int.from_bytes(head[8:16])
@@ -233,11 +233,11 @@ def _size(host: Host, device: str) -> int:
         return 0
 
 
-def _names(host: Host, device: str) -> set[str]:
+def _device_names(host: Host, device: str) -> set[str]:
     """Return the kernel's names of a device: the targets of udev's links; for a file all of its
     loop devices, including one that is being removed.
     """
-    name = _path(host, device)
+    name = _real_path(host, device)
     loops = {
         f"/dev/{loop}"
         for loop in host.fs.names("/sys/block")
@@ -246,7 +246,7 @@ def _names(host: Host, device: str) -> set[str]:
     return {name, *loops}
 
 
-def _path(host: Host, device: str) -> str:
+def _real_path(host: Host, device: str) -> str:
     path = os.path.realpath(host.fs.path(device))
     return path.removeprefix(os.path.realpath(host.fs.root).rstrip("/")) or "/"
 
@@ -256,25 +256,25 @@ def _mounts(host: Host) -> list[tuple[str, str]]:
     return [(words[0], words[1]) for words in lines if len(words) > 1]
 
 
-def _held(host: Host, device: str) -> bool:
+def _is_in_use(host: Host, device: str) -> bool:
     """Return whether the kernel uses the device for another one, or for swap."""
-    names = _names(host, device)
+    names = _device_names(host, device)
     swaps = {line.split()[0] for line in (host.fs.find("/proc/swaps") or "").splitlines() if line}
-    held = (host.fs.names(f"/sys/class/block/{n.rpartition('/')[2]}/holders") for n in names)
-    return bool(names & swaps) or any(held)
+    holders = (host.fs.names(f"/sys/class/block/{n.rpartition('/')[2]}/holders") for n in names)
+    return bool(names & swaps) or any(holders)
 
 
-def _note_path(setting: str) -> str:
+def _options_file(setting: str) -> str:
     return f"/run/twine/scratch{device_of(setting).replace('/', '-')}"
 
 
-def _asked(host: Host, setting: str) -> list[str]:
+def _requested_options(host: Host, setting: str) -> list[str]:
     """Return the options of the mount as they were given; the kernel lists them in another form."""
-    return (host.fs.find(_note_path(setting)) or "").split()
+    return (host.fs.find(_options_file(setting)) or "").split()
 
 
-def _note(host: Host, setting: str, options: Sequence[str]) -> None:
-    path = host.fs.path(_note_path(setting))
+def _store_options(host: Host, setting: str, options: Sequence[str]) -> None:
+    path = host.fs.path(_options_file(setting))
     if options:
         host.disk.write(path, " ".join(options) + "\n")
     else:

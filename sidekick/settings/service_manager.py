@@ -36,8 +36,10 @@ def services_of(host: Host) -> ServiceControl:
     if host.services is not None:
         return host.services
     if host.fs.root == Path("/"):
-        return _systemd() if host.fs.exists(BOOTED) else Recorded(host.fs, groups=False)
-    return Recorded(host.fs)
+        return (
+            _systemd() if host.fs.exists(BOOTED) else RecordedServices(host.fs, has_systemd=False)
+        )
+    return RecordedServices(host.fs)
 
 
 @cache
@@ -47,18 +49,18 @@ def _systemd() -> ServiceControl:
     return HostServices()
 
 
-class Recorded:
+class RecordedServices:
     """Services of a recorded tree: installed if there is a unit file, running if a cgroup has
     processes. Nothing can be started there.
     """
 
-    def __init__(self, fs: KernelFs, *, groups: bool = True) -> None:
-        """Without `groups` the host has no systemd, and therefore no services."""
-        self._fs, self._is_recorded = fs, groups
+    def __init__(self, fs: KernelFs, *, has_systemd: bool = True) -> None:
+        """A host without systemd has no services."""
+        self._fs, self._has_systemd = fs, has_systemd
 
     def load(self, unit: str) -> ServiceUnit | None:
         """Return a service, None where the tree has no file of that name."""
-        name = self._own_name(unit) if self._is_recorded else None
+        name = self._unit_name(unit) if self._has_systemd else None
         if name is None:
             return None
         group = self._group_of(name)
@@ -77,7 +79,7 @@ class Recorded:
     def reset_failed(self, unit: str) -> None:
         """Do nothing: no service of a tree has failed."""
 
-    def _own_name(self, unit: str) -> str | None:
+    def _unit_name(self, unit: str) -> str | None:
         prefix, at, _ = unit.partition("@")
         template = f"{prefix}@.service" if at else unit
         for folder in FOLDERS:

@@ -31,7 +31,7 @@ RUNNING, STOPPED = "running", "stopped"
 STARTING, RESTARTING, STOPPING = "starting", "restarting", "stopping"
 UP = frozenset({RUNNING, STARTING, RESTARTING})
 """States in which systemd keeps a service up, even if it does not run at this moment."""
-JOB_S = 100.0
+MAX_JOB_S = 100.0
 """The most that a start or a stop may take: systemd gives up after 90 s by default."""
 SETTLE_S = 2.0
 """Seconds that a service must keep its new state: one that crashes has crashed by then."""
@@ -56,13 +56,13 @@ class ServicesSetting(Setting):
 
     kind: ClassVar[str] = "services"
     section: ClassVar[type[Services]] = Services
-    carries_others: ClassVar[bool] = True
+    has_dependents: ClassVar[bool] = True
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each service that is refused, or both running and stopped."""
-        found: Services = profile.sections[self.kind]
+        table: Services = profile.sections[self.kind]
         errors = []
-        for name in [*found.running, *found.stopped]:
+        for name in [*table.running, *table.stopped]:
             where = profile.source_of(f"services.{name}")
             reason = ""
             if REFUSED.fullmatch(name):
@@ -71,7 +71,7 @@ class ServicesSetting(Setting):
                 reason = f"{name} is a template: name an instance of it ({where})"
             if reason:
                 errors.append(FieldError(field="services", reason=reason))
-        for name in sorted({*found.running} & {*found.stopped}):
+        for name in sorted({*table.running} & {*table.stopped}):
             reason = f"{name} cannot both run and be stopped"
             errors.append(FieldError(field="services", reason=reason))
         return errors
@@ -81,9 +81,9 @@ class ServicesSetting(Setting):
 
         An alias is resolved first: two names of one service have one original.
         """
-        found: Services = profile.sections[self.kind]
+        table: Services = profile.sections[self.kind]
         wanted: dict[str, WantedSetting] = {}
-        for value, names in ((STOPPED, found.stopped), (RUNNING, found.running)):
+        for value, names in ((STOPPED, table.stopped), (RUNNING, table.running)):
             for name in names:
                 unit = services_of(host).load(name)
                 own = unit.name if unit else name
@@ -102,24 +102,24 @@ class ServicesSetting(Setting):
         """Return that a service of the host starts or ends."""
         return Disruption.RESTART
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host cannot have it."""
         return f"this host has no {_unit(setting)}"
 
     def read(self, host: Host, setting: str) -> str | None:
         """Return its state in systemd, None if it is not installed."""
         unit = services_of(host).load(_unit(setting))
-        _keep(host, _unit(setting), unit)
+        _read_repeatable_files(host, _unit(setting), unit)
         return state_of(unit) if unit else None
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Start or stop it, and wait until systemd has no job for it."""
         name, services = _unit(setting), services_of(host)
         (services.start if value in UP else services.stop)(name)
-        until = host.monotonic() + JOB_S
+        until = host.monotonic() + MAX_JOB_S
         while (unit := services.load(name)) and unit.has_job:
             if host.monotonic() >= until:
-                raise SystemdError(f"{name} is still {state_of(unit)} after {JOB_S:g} s")
+                raise SystemdError(f"{name} is still {state_of(unit)} after {MAX_JOB_S:g} s")
             host.sleep(POLL_S)
 
     def plan(
@@ -129,27 +129,27 @@ class ServicesSetting(Setting):
         rest = {
             name: original
             for name, original in originals.items()
-            if original is None or not _both(original, observed.get(name))
+            if original is None or not _is_up_in_both(original, observed.get(name))
         }
         return super().plan(wanted, observed, rest)
 
     def apply(self, host: Host, change: SettingChange) -> Applied:
         """Start or stop a service, and check that it keeps its state."""
         self.write(host, change.setting, change.after)
-        reason = "" if change.after not in (RUNNING, STOPPED) else _settle(host, change)
+        reason = "" if change.after not in (RUNNING, STOPPED) else _watch_new_state(host, change)
         actual = self.read(host, change.setting) or ""
-        if not reason and _both(change.after, actual):
+        if not reason and _is_up_in_both(change.after, actual):
             return Applied(ApplyOutcome.APPLIED, actual)
         return Applied(ApplyOutcome.FAILED, actual, reason or f"it is {actual} instead")
 
     def undo(self, host: Host, change: SettingChange) -> None:
         """Restore whether systemd keeps it up; the state `failed` is reset."""
-        if not _both(change.before, self.read(host, change.setting)):
+        if not _is_up_in_both(change.before, self.read(host, change.setting)):
             self.write(host, change.setting, change.before)
         if change.before == STOPPED:
             services_of(host).reset_failed(_unit(change.setting))
         actual = self.read(host, change.setting)
-        if not _both(change.before, actual):
+        if not _is_up_in_both(change.before, actual):
             raise HostError(f"{change.setting} was {change.before} before and is now {actual}")
 
 
@@ -162,7 +162,7 @@ def state_of(unit: ServiceUnit) -> str:
     return STOPPED if unit.active in ("inactive", "failed") else RUNNING
 
 
-def _settle(host: Host, change: SettingChange) -> str:
+def _watch_new_state(host: Host, change: SettingChange) -> str:
     """Watch a service after its change; return why it did not keep its state.
 
     A stopped service is only watched if something may start it at once.
@@ -192,7 +192,7 @@ def _why_ended(unit: ServiceUnit) -> str:
     return f"it started and has ended{oneshot}"
 
 
-def _keep(host: Host, name: str, unit: ServiceUnit | None) -> None:
+def _read_repeatable_files(host: Host, name: str, unit: ServiceUnit | None) -> None:
     """Read files that `look.py` can read again: the cgroup of the service, or that it is not
     installed.
 
@@ -207,9 +207,9 @@ def _keep(host: Host, name: str, unit: ServiceUnit | None) -> None:
         host.fs.path(BUS)
 
 
-def _both(one: str | None, other: str | None) -> bool:
+def _is_up_in_both(state: str | None, other: str | None) -> bool:
     """Return whether systemd keeps the service up in both states, or down in both."""
-    return one is not None and other is not None and (one in UP) is (other in UP)
+    return state is not None and other is not None and (state in UP) is (other in UP)
 
 
 def _unit(setting: str) -> str:

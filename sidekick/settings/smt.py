@@ -40,7 +40,7 @@ class SmtSetting(FileSetting):
         """Return the switch."""
         return CONTROL
 
-    def lacking(self, setting: str) -> str:  # noqa: ARG002
+    def why_missing(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host has no such switch."""
         return "its cores run one thread only, or firmware or the command line has forced SMT off"
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from sidekick.cpulists import numbers
+from sidekick.cpulists import parse_cpu_list
 from sidekick.profile import Profile
 from sidekick.report import SettingChange, SettingReport, WantedSetting
 from sidekick.setting import FileSetting, Host, Observed
@@ -95,7 +95,7 @@ REFUSED = (
 """Sysctls that a profile may not set: undo cannot restore the value, or it belongs to others."""
 
 
-LEADS = {
+SIDE_EFFECTS = {
     PREFIX + "net.ipv4.tcp_congestion_control": (
         PREFIX + "net.ipv4.tcp_allowed_congestion_control",
         *(f"modules.tcp_{name}" for name in ("bbr", "dctcp", "htcp", "vegas", "westwood")),
@@ -107,7 +107,7 @@ user (net/ipv4/tcp_cong.c), also after another one becomes the default. Naming a
 and it stays loaded."""
 
 
-def exact_of(setting: str) -> str:
+def exact_name_of(setting: str) -> str:
     """Return the exact name of a coarse name, "" for every other name."""
     match = _COARSE.fullmatch(setting)
     if not match or match[2]:
@@ -119,8 +119,14 @@ def counterpart_of(setting: str) -> str:
     """Return the other name of the same value, "" where it has only one."""
     match = _COARSE.fullmatch(setting)
     if match and match[2]:
-        return match[1] if exact_of(match[1]) == setting else ""
-    return exact_of(setting) or COUNTERPARTS.get(setting, "")
+        return match[1] if exact_name_of(match[1]) == setting else ""
+    return exact_name_of(setting) or COUNTERPARTS.get(setting, "")
+
+
+def with_dots(name: str) -> str:
+    """Return a name with dots if it is one of `COUNTERPARTS` written with slashes."""
+    dotted = name.replace("/", ".")
+    return dotted if PREFIX + dotted in COUNTERPARTS else name
 
 
 def text_of(value: Value) -> str:
@@ -130,19 +136,19 @@ def text_of(value: Value) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value).strip()
 
 
-def meaning(value: str) -> tuple[object, ...]:
+def kernel_value(value: str) -> tuple[object, ...]:
     """Return the meaning of a value for the kernel, which prints base 10 and joins ranges.
 
     A list of numbers and ranges is a set. Source: Linux, kernel/sysctl.c (`strtoul_lenient` with
     base 0, `proc_do_large_bitmap`).
     """
-    return tuple(_meaning_of(word) for word in value.split())
+    return tuple(_word_value(word) for word in value.split())
 
 
-def _meaning_of(word: str) -> object:
+def _word_value(word: str) -> object:
     if _RANGES.fullmatch(word) and ("," in word or "-" in word[1:]):
         with contextlib.suppress(ValueError):  # 3-1: the kernel refuses it
-            return frozenset(numbers(word))
+            return frozenset(parse_cpu_list(word))
     match = _NUMBER.fullmatch(word)
     if not match:
         return word
@@ -151,10 +157,10 @@ def _meaning_of(word: str) -> object:
 
 def values_of(profile: Profile) -> dict[str, SysctlValue]:
     """Return the section with every value in its long form."""
-    section: Section = profile.sections["sysctl"]
+    table: Section = profile.sections["sysctl"]
     return {
         name: value if isinstance(value, SysctlValue) else SysctlValue(value=value)
-        for name, value in section.items()
+        for name, value in table.items()
     }
 
 
@@ -168,18 +174,24 @@ class SysctlSetting(FileSetting):
 
     def merge(self, parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
         """Return the values of both; the child's name of a limit replaces the parent's other."""
-        replaced = {counterpart_of(PREFIX + name).removeprefix(PREFIX) for name in child}
-        return {**{k: v for k, v in parent.items() if k not in replaced}, **child}
+        own = {with_dots(name) for name in child}
+        replaced = own | {counterpart_of(PREFIX + name).removeprefix(PREFIX) for name in own}
+        inherited = {k: v for k, v in parent.items() if k in child or with_dots(k) not in replaced}
+        return {**inherited, **child}
 
     def check(self, profile: Profile) -> list[FieldError]:
         """Return an error for each name or value that may not or cannot be set."""
         errors = []
         values = values_of(profile)
+        names = {with_dots(name) for name in values}
         for name, wanted in values.items():
-            reason = _why_not(name) or _why_not_value(text_of(wanted.value))
-            counterpart = counterpart_of(PREFIX + name).removeprefix(PREFIX)
-            if counterpart in values and name < counterpart:
+            reason = _why_refused(name) or _why_value_refused(text_of(wanted.value))
+            dotted = with_dots(name)
+            counterpart = counterpart_of(PREFIX + dotted).removeprefix(PREFIX)
+            if counterpart in names and dotted < counterpart:
                 reason = f"only one of it and {counterpart} can be in force"
+            elif dotted != name and dotted in values:
+                reason = f"is {dotted}, which the profile also sets"
             if reason:
                 source = profile.source_of(PREFIX + name)
                 errors.append(FieldError(field=PREFIX + name, reason=f"{reason} (in {source})"))
@@ -189,7 +201,7 @@ class SysctlSetting(FileSetting):
         """Return one value for each name."""
         return [
             WantedSetting(
-                setting=PREFIX + name,
+                setting=PREFIX + with_dots(name),
                 value=text_of(wanted.value),
                 required=wanted.required,
                 source=profile.source_of(PREFIX + name),
@@ -202,9 +214,9 @@ class SysctlSetting(FileSetting):
         counterpart = counterpart_of(setting)
         return (counterpart,) if counterpart else ()
 
-    def changes_too(self, setting: str) -> tuple[str, ...]:
+    def side_effects(self, setting: str) -> tuple[str, ...]:
         """Return the values that the kernel extends with a write of this one."""
-        return LEADS.get(PREFIX + setting.removeprefix(PREFIX).replace("/", "."), ())
+        return SIDE_EFFECTS.get(PREFIX + setting.removeprefix(PREFIX).replace("/", "."), ())
 
     def path(self, setting: str) -> str:
         """Return the file of a setting: dots separate, or slashes where a part has dots."""
@@ -212,7 +224,7 @@ class SysctlSetting(FileSetting):
 
     def same(self, one: str, other: str) -> bool:
         """Return whether two texts have the same meaning for the kernel."""
-        return one.split() == other.split() or meaning(one) == meaning(other)
+        return one.split() == other.split() or kernel_value(one) == kernel_value(other)
 
     def write(self, host: Host, setting: str, value: str) -> None:
         """Write the value. A write of no bytes never reaches the kernel; an empty line does."""
@@ -233,7 +245,7 @@ class SysctlSetting(FileSetting):
         targets |= {w.setting: w.value for w in wanted}
         changes = []
         for change in super().plan(wanted, observed, back):
-            counterpart, exact = counterpart_of(change.setting), exact_of(change.setting)
+            counterpart, exact = counterpart_of(change.setting), exact_name_of(change.setting)
             if exact or counterpart not in COUNTERPARTS:
                 follows = exact in targets
                 inverse = observed.get(exact)
@@ -245,7 +257,7 @@ class SysctlSetting(FileSetting):
             changes += [] if follows else [change]
         return changes
 
-    def blame(self, host: Host, report: SettingReport) -> str:
+    def cause_of_drift(self, host: Host, report: SettingReport) -> str:
         """Return the file of sysctl.d(5) that sets the value that was found."""
         path = _below_proc_sys(report.setting.removeprefix(PREFIX))
         for folder in CONFIGURED:
@@ -276,7 +288,7 @@ def _below_proc_sys(name: str) -> str:
     return name if "/" in name else name.replace(".", "/")
 
 
-def _why_not(name: str) -> str:
+def _why_refused(name: str) -> str:
     path = _below_proc_sys(name)
     if not _NAME.fullmatch(name) or {"", ".", ".."} & set(path.split("/")):
         return "is not the name of a sysctl"
@@ -284,5 +296,5 @@ def _why_not(name: str) -> str:
     return next(reasons, "")
 
 
-def _why_not_value(value: str) -> str:
+def _why_value_refused(value: str) -> str:
     return "" if _VALUE.fullmatch(value) else "must be one line of printable characters"

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from sidekick.cpulists import chosen
+from sidekick.cpulists import active_choice
 from sidekick.setting import FileSetting, Host
 
 FOLDER = "/sys/kernel/mm/transparent_hugepage"
@@ -44,18 +44,18 @@ class TransparentHugepagesSetting(FileSetting):
     kind: ClassVar[str] = "thp"
     section: ClassVar[type[TransparentHugepages]] = TransparentHugepages
 
-    def changes_too(self, setting: str) -> tuple[str, ...]:
+    def side_effects(self, setting: str) -> tuple[str, ...]:
         """Return the reserve of free memory, which the kernel sizes for its collapsing thread."""
         return ("sysctl.vm.min_free_kbytes",) if setting == "thp.enabled" else ()
 
-    def lacking(self, setting: str) -> str:
+    def why_missing(self, setting: str) -> str:
         """Return why a host has none."""
         return f"this kernel has no {self.path(setting)}"
 
     def read(self, host: Host, setting: str) -> str | None:
         """Return the value in force."""
         found = super().read(host, setting)
-        return None if found is None else chosen(found)
+        return None if found is None else active_choice(found)
 
     def path(self, setting: str) -> str:
         """Return the attribute of a setting."""

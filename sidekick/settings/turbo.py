@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from sidekick.cpulists import CPUS, joined, parted
+from sidekick.cpulists import CPUS, join_values, split_values
 from sidekick.facts import cpuinfo_of, frequency_policies
 from sidekick.setting import Host, Setting
 
@@ -39,7 +39,7 @@ class TurboSetting(Setting):
         """Return the files of all vendors."""
         return (INTEL, GLOBAL)
 
-    def lacking(self, setting: str) -> str:  # noqa: ARG002
+    def why_missing(self, setting: str) -> str:  # noqa: ARG002
         """Return why a host has no such switch."""
         return (
             "Turbo cannot be switched: the processor or its firmware forbids it, or this is a guest"
@@ -49,12 +49,12 @@ class TurboSetting(Setting):
         """Return `on`, `off`, or one of them for each policy where they differ."""
         no_turbo = host.fs.find(INTEL)
         if no_turbo is not None:
-            return ("off" if no_turbo == "1" else "on") if _may(host) else None
+            return ("off" if no_turbo == "1" else "on") if _is_turbo_possible(host) else None
         boost = host.fs.find(GLOBAL)
         if boost is not None:
             return "on" if boost == "1" else "off"
-        found = {n: host.fs.read(_policy(n)) for n in _policies(host)}
-        return joined({n: "on" if v == "1" else "off" for n, v in found.items()}) or None
+        modes = {n: host.fs.read(_boost_file(n)) for n in _boost_policies(host)}
+        return join_values({n: "on" if v == "1" else "off" for n, v in modes.items()}) or None
 
     def write(self, host: Host, setting: str, value: str) -> None:  # noqa: ARG002
         """Set the mode with the switch that this host has."""
@@ -63,18 +63,18 @@ class TurboSetting(Setting):
         elif host.fs.exists(GLOBAL):
             host.fs.write(GLOBAL, "1" if value == "on" else "0")
         else:
-            for number, mode in parted(value, _policies(host)).items():
-                host.fs.write(_policy(number), "1" if mode == "on" else "0")
+            for number, mode in split_values(value, _boost_policies(host)).items():
+                host.fs.write(_boost_file(number), "1" if mode == "on" else "0")
 
 
-def _may(host: Host) -> bool:
+def _is_turbo_possible(host: Host) -> bool:
     """Return whether an Intel processor has Turbo and its firmware allows it."""
     return "ida" in cpuinfo_of(host.fs.find("/proc/cpuinfo") or "", "flags").split()
 
 
-def _policies(host: Host) -> list[int]:
-    return [n for n in frequency_policies(host.fs) if host.fs.exists(_policy(n))]
+def _boost_policies(host: Host) -> list[int]:
+    return [n for n in frequency_policies(host.fs) if host.fs.exists(_boost_file(n))]
 
 
-def _policy(number: int) -> str:
+def _boost_file(number: int) -> str:
     return f"{CPUS}/cpufreq/policy{number}/boost"

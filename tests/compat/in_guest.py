@@ -28,7 +28,7 @@ from agent.client import AgentClient
 from agent.config import load, local_socket
 from wire import units
 from wire.errors import TwineError
-from wire.written import plain
+from wire.quantity_fields import parse_quantities
 
 READY_S, STOP_S, PULL_FREE_BYTES = 600.0, 30, 1500 << 20
 """Generous, because the guest's processors are emulated and may be shared."""
@@ -94,7 +94,7 @@ class Trial:
             "network": {"mode": "private"},
             "stop_timeout_s": STOP_S,
             **({"volumes": volumes} if recipe["data"] else {}),
-            **plain(keys, api.TaskSpec),
+            **parse_quantities(keys, api.TaskSpec),
         }
         self._put_at = time.monotonic()
         await self._client.put_task(self._name, checked_spec(document))

@@ -21,8 +21,8 @@ SEEDS = [f"{scenario} {n}" for scenario in ("everything", "composed") for n in r
 """The simulated seeds that judge mutants which no test noticed."""
 WANTED = 0.9
 """The share of mutants that tests and seeds must notice."""
-_ENGINE = """apply plan state setting settle trial look observe upkeep history targets reboot report
-results status"""
+_ENGINE = """apply plan state setting write_order trial look observe unattended history targets
+reboot report results status"""
 CONTROL, UNIT = "control_plane/", "tests/unit/control_plane/"
 ROOMS: Rooms = {
     "health": (

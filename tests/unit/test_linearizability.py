@@ -7,19 +7,21 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.linearizability import NEVER, Did, violations_in
+from tests.linearizability import NEVER, RegisterOperation, violations_in
 
 
-def read(value: object, called: float, answered: float) -> Did:
-    return Did("k", "read", value, called, answered)
+def read(value: object, called: float, answered: float) -> RegisterOperation:
+    return RegisterOperation("k", "read", value, called, answered)
 
 
-def write(value: object, called: float, answered: float = NEVER) -> Did:
-    return Did("k", "write", value, called, answered)
+def write(value: object, called: float, answered: float = NEVER) -> RegisterOperation:
+    return RegisterOperation("k", "write", value, called, answered)
 
 
-def swap(expected: object, value: object, called: float, answered: float, **more: bool) -> Did:
-    return Did("k", "swap", value, called, answered, expected, **more)
+def swap(
+    expected: object, value: object, called: float, answered: float, **more: bool
+) -> RegisterOperation:
+    return RegisterOperation("k", "swap", value, called, answered, expected, **more)
 
 
 GOOD = {
@@ -55,21 +57,23 @@ BAD = {
 
 
 @pytest.mark.parametrize("history", GOOD.values(), ids=GOOD.keys())
-def test_known_good_histories_are_accepted(history: list[Did]) -> None:
+def test_known_good_histories_are_accepted(history: list[RegisterOperation]) -> None:
     assert violations_in(history) == []
 
 
 @pytest.mark.parametrize("history", BAD.values(), ids=BAD.keys())
-def test_known_bad_histories_are_refused(history: list[Did]) -> None:
+def test_known_bad_histories_are_refused(history: list[RegisterOperation]) -> None:
     assert violations_in(history) == ["k"]
 
 
 def test_keys_are_checked_apart_and_the_bad_one_is_named() -> None:
-    good = [Did("good", "write", 1, 0, 1), Did("good", "read", 1, 2, 3)]
+    good = [RegisterOperation("good", "write", 1, 0, 1), RegisterOperation("good", "read", 1, 2, 3)]
     assert violations_in([*good, *BAD["a stale read"]]) == ["k"]
 
 
-def played(chance: random.Random, read_at: Callable[[list[object]], object]) -> list[Did]:
+def played(
+    chance: random.Random, read_at: Callable[[list[object]], object]
+) -> list[RegisterOperation]:
     """Return what clients see of a register that does each operation between its call and its
     answer."""
     moments = sorted((chance.random(), n) for n in range(60))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from agent.api import Resources, TaskSpec
-from wire.cpus import Core, listed
+from wire.cpus import Core, cpu_list_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,11 @@ def refusal(cores: Sequence[Core], taken: CpusInUse, count: int, had: Collection
 
 
 def _cpus(cpus: Set[int]) -> str:
-    return f"{len(cpus)} CPUs ({listed(cpus)})" if len(cpus) != 1 else f"CPU {listed(cpus)}"
+    return (
+        f"{len(cpus)} CPUs ({cpu_list_text(cpus)})"
+        if len(cpus) != 1
+        else f"CPU {cpu_list_text(cpus)}"
+    )
 
 
 def sharing_refusal(cores: Iterable[Core], own: frozenset[int], pinned: Collection[int]) -> str:
@@ -127,7 +131,7 @@ def sharing_refusal(cores: Iterable[Core], own: frozenset[int], pinned: Collecti
     if shared_out := sorted(own.intersection(pinned)):
         return f"resources.cpus: CPU {shared_out[0]} is exclusive to another task"
     if own and not shared_cpus(cores, own):
-        return f"all {len(own)} CPUs for tasks ({listed(own)}) are exclusive to other tasks"
+        return f"all {len(own)} CPUs for tasks ({cpu_list_text(own)}) are exclusive to other tasks"
     return ""
 
 
@@ -152,4 +156,4 @@ def allowed_cpus(
 
 def exclusive_cpu_values(own: Sequence[int]) -> dict[str, str]:
     """Return the cgroup file that confirms these CPUs, with its value (cgroup-v2.rst)."""
-    return {"cpuset.cpus.effective": listed(own)} if own else {}
+    return {"cpuset.cpus.effective": cpu_list_text(own)} if own else {}

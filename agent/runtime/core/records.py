@@ -28,7 +28,7 @@ from agent.api import (
     VolumeKind,
 )
 from agent.api.ranges import bounded
-from wire.cpus import listed
+from wire.cpus import cpu_list_text
 
 OVER = (TaskState.STOPPED, TaskState.FAILED)
 """States of a task that has ended and is not started again without a request."""
@@ -281,7 +281,9 @@ def describe_cpus(cpus: Sequence[int]) -> str:
     if not cpus:
         return "it shares the CPUs with others"
     return (
-        f"CPU {listed(cpus)} is its own" if len(cpus) == 1 else f"CPUs {listed(cpus)} are its own"
+        f"CPU {cpu_list_text(cpus)} is its own"
+        if len(cpus) == 1
+        else f"CPUs {cpu_list_text(cpus)} are its own"
     )
 
 

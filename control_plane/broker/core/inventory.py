@@ -28,8 +28,8 @@ from control_plane.broker.core.labels import read_labels
 from control_plane.broker.core.matching import Listed, holds
 from control_plane.broker.core.unavailability import ended, with_event
 from wire.errors import FieldError
+from wire.quantity_fields import TEXT_ENCODING
 from wire.units import shown
-from wire.written import WRITTEN
 
 NOT_JOINED = "imported; its agent has not joined yet"
 _PLACE = ("region", "datacenter", "msb", "row", "rack")
@@ -81,7 +81,7 @@ def parse_csv(text: str) -> Inventory:
 def parse_json(data: str | bytes) -> Inventory:
     """Read a list of objects, or an object with the list as `machines`; fields are the columns."""
     try:
-        text = data.decode(WRITTEN) if isinstance(data, bytes) else data
+        text = data.decode(TEXT_ENCODING) if isinstance(data, bytes) else data
         document = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
         return Inventory(errors=(FieldError(field="(whole)", reason=f"is not JSON: {e}"),))

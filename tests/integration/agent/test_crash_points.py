@@ -20,7 +20,7 @@ import pytest
 from builders import FakeHost, a_spec, a_tar, chunks_of, digest_of, gone, running, unit
 from msgspec.structs import replace
 from oci import Layout, Registry, files
-from on_btrfs import machine, mounted, really
+from on_btrfs import machine, mounted, use_real_programs
 
 from agent.api import ImageFormat, Volume, VolumeKind
 from agent.client import AgentClient
@@ -43,7 +43,7 @@ def host(tmp_path: Path) -> Iterator[FakeHost]:
     with mounted(tmp_path) as host:
         registry = Registry()
         host.fake.systemd.programs["skopeo"] = registry.skopeo
-        really(host, "tar", "find")
+        use_real_programs(host, "tar", "find")
         base = files(base="b")
         for place, app in ((PLACE, "1"), (OLD, "0")):
             layout = Layout(tmp_path / f"layout{app}")

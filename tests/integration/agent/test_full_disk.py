@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders import IMAGE, FakeHost, a_spec, a_tar, chunks_of, digest_of, gone, running, unit
-from on_btrfs import machine, mounted, really
+from on_btrfs import machine, mounted, use_real_programs
 from on_btrfs import run as run_program
 
 from agent.api import ImageFormat, TaskState
@@ -25,7 +25,7 @@ DIGEST = digest_of(DATA)
 def host(tmp_path: Path) -> Iterator[FakeHost]:
     """Yield a machine in memory whose state folder is on a separate small btrfs."""
     with mounted(tmp_path, size=256 << 20) as host:
-        really(host, "tar", "find")
+        use_real_programs(host, "tar", "find")
         yield host
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders import FakeHost, a_spec, a_tar, chunks_of, digest_of, gone, running, unit
-from on_btrfs import machine, mounted, really
+from on_btrfs import machine, mounted, use_real_programs
 
 from agent.api import ImageFormat, TaskState
 from wire.errors import HostError
@@ -26,7 +26,7 @@ STEP_BYTES = 1 << 20
 def host(tmp_path: Path) -> Iterator[FakeHost]:
     """Yield a machine in memory whose state folder is on a btrfs with little room for trees."""
     with mounted(tmp_path, 256 << 20, "-m", "single", "-d", "single") as host:
-        really(host, "tar", "find")
+        use_real_programs(host, "tar", "find")
         yield host
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from builders import FakeHost
 from oci import Layout, Registry, files
-from on_btrfs import machine, mounted, really, run
+from on_btrfs import machine, mounted, run, use_real_programs
 
 from agent.machine.btrfs import HostBtrfs
 from agent.runtime import crashpoints
@@ -32,7 +32,7 @@ BASE, APP = "b" * 300_000, "a" * 200_000
 def with_a_registry(host: FakeHost, folder: Path) -> FakeHost:
     registry, layout = Registry(), Layout(folder / f"layout-{host.folder.name}")
     host.fake.systemd.programs["skopeo"] = registry.skopeo
-    really(host, "tar", "find")
+    use_real_programs(host, "tar", "find")
     registry.push(PLACE, layout, layout.image(files(base=BASE), files(app=APP)))
     return host
 

@@ -18,7 +18,7 @@ import pytest
 from builders import FakeHost, a_spec, chunks_of, digest_of, running
 from msgspec.structs import replace as changed
 from oci import Layout, compressed, difference, entry, folder, layer, sha, tree_state
-from on_btrfs import machine, mounted, really, run
+from on_btrfs import machine, mounted, run, use_real_programs
 
 from agent.api import ImageFormat
 from agent.machine.btrfs import HostBtrfs
@@ -68,7 +68,7 @@ def host(tmp_path: Path) -> Iterator[FakeHost]:
     """Yield a host that trusts the registry, whose units run real skopeo, tar and find."""
     with mounted(tmp_path) as host:
         host.config = changed(host.config, registry_tls_verify=False)
-        really(host, "skopeo", "tar", "find", "btrfs")
+        use_real_programs(host, "skopeo", "tar", "find", "btrfs")
         yield host
 
 

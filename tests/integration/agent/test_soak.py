@@ -24,7 +24,7 @@ from _pytest.logging import LogCaptureHandler
 from aiohttp import web_app
 from builders import FakeHost, a_spec, a_tar, chunks_of, digest_of
 from msgspec import structs
-from on_btrfs import machine, mounted, really
+from on_btrfs import machine, mounted, use_real_programs
 
 from agent.api import ImageFormat, TaskState
 from agent.client import AgentClient
@@ -196,7 +196,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHost]:
     monkeypatch.setattr(supervisor, "RETRY_S", 0.01)
     monkeypatch.setattr(supervisor, "CONFLICT_S", 0.01)
     with mounted(tmp_path) as host:
-        really(host, "tar", "find")
+        use_real_programs(host, "tar", "find")
         yield host
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from builders import FakeHost, chunks_of, digest_of
 from oci import Layout, entry, layer, sha
-from on_btrfs import machine, mounted, really, run
+from on_btrfs import machine, mounted, run, use_real_programs
 
 from agent.api import ImageFormat
 from agent.machine.btrfs import HostBtrfs
@@ -31,7 +31,7 @@ PIECES = {4096: b"a" * 4096, 1 << 30: b"b" * 700, SIZE - 5000: b"c" * 5000}
 def host(tmp_path: Path) -> Iterator[FakeHost]:
     """Yield a host with a small disk, whose units run tar and find for real."""
     with mounted(tmp_path, DISK) as host:
-        really(host, "tar", "find")
+        use_real_programs(host, "tar", "find")
         yield host
 
 

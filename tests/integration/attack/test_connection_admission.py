@@ -139,7 +139,7 @@ async def test_half_a_handshake_of_a_disconnected_client_costs_no_tls(
     """Regression: TLS took 0.25 ms for each connection that was already closed."""
     async with served(ConnectionLimits(), tmp_path) as (admission, port):
         begun: list[object] = []
-        monkeypatch.setattr(admission._handshakes, "_begin", begun.append)
+        monkeypatch.setattr(admission._handshakes, "_begin_handshake", begun.append)
         with ExitStack() as stack:
             for _ in range(20):
                 came(stack, port, ATTACKER, HELLO).close()
@@ -199,9 +199,9 @@ async def test_the_network_of_an_authenticated_caller_is_not_suspect(tmp_path: P
         tls.install(context, authority.credential(CertificateSubject("user", "ann"), ""))
         now = asyncio.get_running_loop().time()
         admission._suspects.add(USER, now)
-        assert admission._suspects.has(USER, now)
+        assert admission._suspects.is_suspect(USER, now)
         _, writer = await asyncio.open_connection(USER, port, ssl=context)
-        await until(lambda: not admission._suspects.has(USER, now))
+        await until(lambda: not admission._suspects.is_suspect(USER, now))
         writer.close()
 
 
@@ -210,13 +210,13 @@ def test_suspicion_ends() -> None:
     """An address is not blocked for attempts of an hour ago."""
     suspects = Suspects()
     suspects.add("a", 0.0)
-    assert suspects.has("a", SUSPECT_S - 1)
-    assert not suspects.has("a", SUSPECT_S)
-    assert not suspects.has("b", 0.0)
-    suspects.proved("a", 1.0)
+    assert suspects.is_suspect("a", SUSPECT_S - 1)
+    assert not suspects.is_suspect("a", SUSPECT_S)
+    assert not suspects.is_suspect("b", 0.0)
+    suspects.record_proof("a", 1.0)
     suspects.add("a", PROVED_S)
-    assert not suspects.has("a", PROVED_S)
-    assert suspects.has("a", PROVED_S + 1)
+    assert not suspects.is_suspect("a", PROVED_S)
+    assert suspects.is_suspect("a", PROVED_S + 1)
 
 
 @pytest.mark.behaviour("BUG-HT2")
@@ -226,6 +226,6 @@ def test_suspects_are_bounded(count: int) -> None:
     suspects = Suspects()
     for number in range(count):
         suspects.add(str(number), float(number))
-        suspects.proved(str(number), float(number))
+        suspects.record_proof(str(number), float(number))
     assert len(suspects._until) == len(suspects._proved_until) == 4096
     assert suspects._until.keys() == {str(n) for n in range(count - 4096, count)}

@@ -98,7 +98,7 @@ async def served(folder: Path) -> AsyncIterator[tuple[ConnectionAdmission, str, 
 async def session(kind: str, client: WireClient) -> None:
     """Run one session that its client leaves in the middle or at its end."""
     if kind.startswith("exec"):
-        async with client.converse(EXEC) as talk:
+        async with client.open_duplex(EXEC) as talk:
             await talk.send("hello")
             if kind == "exec":
                 await anext(aiter(talk.frames()))

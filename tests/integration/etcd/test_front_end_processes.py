@@ -28,7 +28,7 @@ def user(region: RegionOfProcesses, where: str, name: str) -> ControlPlaneClient
     """Return a client of a user at a front end, or at the core."""
     authority = open_authority(region.folder / "core" / "authority.pem", "twine")
     held = authority.credential(CertificateSubject("user", name), "", 600.0)
-    return ControlPlaneClient(region.url(where), tls.client_context(held, tls.ENTRANCES))
+    return ControlPlaneClient(region.url(where), tls.client_context(held, tls.API_SERVERS))
 
 
 @pytest.mark.behaviour("FE2", "FE3", "FE5")

@@ -30,7 +30,7 @@ from control_plane.config import EtcdSettings
 from control_plane.store import Put
 from control_plane.store.etcd import EtcdStore
 from tests.etcd import Cluster, Replica, etcd_cluster
-from tests.linearizability import NEVER, Did, Recorder, violations_in
+from tests.linearizability import NEVER, Recorder, RegisterOperation, violations_in
 from wire.errors import Conflict, NotFound, TwineError
 
 PATIENCE_S = 240
@@ -94,7 +94,7 @@ class Clients:
             pass
         except TwineError:
             return  # the answer does not state the outcome
-        self._note(Did(key, "read", value, called, time.monotonic()))
+        self._note(RegisterOperation(key, "read", value, called, time.monotonic()))
 
     async def _write(self, client: ControlPlaneClient, kind: str, key: str) -> None:
         self._written += 1
@@ -108,7 +108,7 @@ class Clients:
         except TwineError as e:
             if isinstance(e.__cause__, aiohttp.ClientConnectorError):
                 return  # it was never sent
-        self._note(Did(key, "write", value, called, answered))
+        self._note(RegisterOperation(key, "write", value, called, answered))
 
     def _job(self, name: str, number: int) -> JobSpec:
         return JobSpec(
@@ -121,9 +121,9 @@ class Clients:
             limits=Limits(memory_max_bytes=64 << 20),
         )
 
-    def _note(self, did: Did) -> None:
-        self.recorder.add(did)
-        self._done += did.answered < NEVER
+    def _note(self, operation: RegisterOperation) -> None:
+        self.recorder.add(operation)
+        self._done += operation.answered < NEVER
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -191,16 +191,20 @@ async def test_jobs_and_entitlements_are_registers_while_leaders_pause_and_die(
             await faults(three, clients, start, stack)
             clients.stopping = True
     history = clients.recorder.done
-    assert {"read", "write"} == {did.kind for did in history if did.answered < NEVER}
-    assert [did for did in history if did.answered == NEVER], "no fault was noticed"
+    assert {"read", "write"} == {
+        operation.kind for operation in history if operation.answered < NEVER
+    }
+    assert [operation for operation in history if operation.answered == NEVER], (
+        "no fault was noticed"
+    )
     assert violations_in(history) == []
     assert violations_in(with_one_stale_read(history)), "the checker does not see a stale read"
 
 
-def with_one_stale_read(history: list[Did]) -> list[Did]:
+def with_one_stale_read(history: list[RegisterOperation]) -> list[RegisterOperation]:
     """Return the history with one more client that reads the value of the beginning."""
-    last = max(history, key=lambda did: did.called if did.answered < NEVER else 0)
-    return [*history, Did(last.key, "read", -1, last.called + 10, last.called + 11)]
+    last = max(history, key=lambda operation: operation.called if operation.answered < NEVER else 0)
+    return [*history, RegisterOperation(last.key, "read", -1, last.called + 10, last.called + 11)]
 
 
 @pytest.mark.behaviour("AV2")
@@ -215,24 +219,24 @@ async def test_a_machine_is_assigned_by_one_leader_at_a_time(
         nonlocal made
         key = f"machines/m{made // PER_KEY}"
         made += 1
-        called, did = time.monotonic(), None
+        called, operation = time.monotonic(), None
         try:
             entry = await store.get(key)
             value = None if entry is None else int(entry.value)
             if store.failure():
                 return
-            recorder.add(Did(key, "read", value, called, time.monotonic()))
+            recorder.add(RegisterOperation(key, "read", value, called, time.monotonic()))
             called, number = time.monotonic(), chance.randrange(1 << 40)
-            did = Did(key, "swap", number, called, expected=value)
+            operation = RegisterOperation(key, "swap", number, called, expected=value)
             at = 0 if entry is None else entry.revision
             await store.txn({key: at}, [Put(key, b"%d" % number)])
         except Conflict:
             return  # nothing was changed
         except TwineError:
-            if did is not None:
-                recorder.add(did)  # the change may have been made
+            if operation is not None:
+                recorder.add(operation)  # the change may have been made
             return
-        recorder.add(dataclasses.replace(did, answered=time.monotonic()))
+        recorder.add(dataclasses.replace(operation, answered=time.monotonic()))
 
     async def client(store: EtcdStore, seed: int, until_s: float) -> None:
         chance = random.Random(seed)
@@ -257,5 +261,5 @@ async def test_a_machine_is_assigned_by_one_leader_at_a_time(
                 await asyncio.sleep(1)
                 three.members[0].start()
                 await asyncio.to_thread(three.wait)
-    assert len({did.key for did in recorder.done}) > 1
+    assert len({operation.key for operation in recorder.done}) > 1
     assert violations_in(recorder.done) == []

@@ -138,7 +138,7 @@ async def a_front_end(
 
 def user(region: Region, url: str, role: str, name: str) -> WireClient:
     held = region.authority.credential(CertificateSubject(role, name), url)
-    return WireClient(url, tls.client_context(held, tls.ENTRANCES))
+    return WireClient(url, tls.client_context(held, tls.API_SERVERS))
 
 
 async def answer_of(client: WireClient, name: str) -> Any:

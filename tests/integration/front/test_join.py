@@ -109,7 +109,7 @@ def test_the_control_plane_reaches_the_host_that_joined_and_no_other(
         async with server:
             port = server.sockets[0].getsockname()[1]
             context = region.identity.agents_context()
-            tls.EXPECTED.set(f"/host/{expected}" if expected else "")
+            tls.EXPECTED_SERVER.set(f"/host/{expected}" if expected else "")
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", port, ssl=context, server_hostname=server_name
             )
@@ -292,7 +292,7 @@ async def _serial(serving: ssl.SSLContext, region: Region) -> str:
     async with server:
         port = server.sockets[0].getsockname()[1]
         context = region.identity.agents_context()
-        tls.EXPECTED.set("/host/vm1")
+        tls.EXPECTED_SERVER.set("/host/vm1")
         _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         serial: str = writer.get_extra_info("peercert")["serialNumber"]
         writer.close()

@@ -23,12 +23,12 @@ def state(tmp_path: Path) -> Path:
     (folder / look.LOCK).touch()
     report = b'{"at": %s, "uptime_s": %s}\n' % (look.AT, look.UPTIME)
     parts = [
-        look.record(look.TEXT, bytes(value), b"7"),
-        look.record(look.MISSING, bytes(tmp_path / "none"), b""),
-        look.record(look.NAMES, bytes(folder), b"lock\nseen"),
-        look.record(look.REPORT, b"", report),
+        look.encode_record(look.TEXT, bytes(value), b"7"),
+        look.encode_record(look.MISSING, bytes(tmp_path / "none"), b""),
+        look.encode_record(look.NAMES, bytes(folder), b"lock\nseen"),
+        look.encode_record(look.REPORT, b"", report),
     ]
-    (folder / look.KEPT).write_bytes(look.HEAD + bytes(folder) + b"\n" + b"".join(parts))
+    (folder / look.READS).write_bytes(look.HEAD + bytes(folder) + b"\n" + b"".join(parts))
     return folder
 
 
@@ -58,8 +58,8 @@ def test_it_becomes_the_program_where_anything_changed(state: Path, what: str) -
 
 
 def test_an_interface_that_is_not_there_answers_nothing(state: Path) -> None:
-    part = look.record(look.ANSWER, b"none0 16 8", bytes(32))
-    kept = state / look.KEPT
+    part = look.encode_record(look.ANSWER, b"none0 16 8", bytes(32))
+    kept = state / look.READS
     kept.write_bytes(kept.read_bytes().replace(b"r 0 ", part + b"r 0 "))
     assert run(state) == "the program\n"
 
@@ -67,8 +67,8 @@ def test_an_interface_that_is_not_there_answers_nothing(state: Path) -> None:
 @pytest.mark.root
 def test_an_interface_is_queried_as_in_the_full_check(state: Path) -> None:
     """The kernel does not allow scatter-gather to be switched off for `lo`."""
-    part = look.record(look.ANSWER, b"lo 24 1", (1).to_bytes(4, sys.byteorder))
-    kept = state / look.KEPT
+    part = look.encode_record(look.ANSWER, b"lo 24 1", (1).to_bytes(4, sys.byteorder))
+    kept = state / look.READS
     kept.write_bytes(kept.read_bytes().replace(b"r 0 ", part + b"r 0 "))
     assert run(state) == ""
 

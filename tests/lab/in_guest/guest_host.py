@@ -35,7 +35,7 @@ from sidekick.setting import Host
 from sidekick.settings import SETTINGS, services
 from sidekick.state import StateFolder
 from sidekick.targets import target_of
-from sidekick.upkeep import resume
+from sidekick.unattended import resume
 
 STATE = Path("/var/lib/twine/sidekick")
 OURS = Path("/run/profiles-of-the-test")

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from sidekick.apply import ApplyRun
 from sidekick.boot import LINE, BootLine
-from sidekick.bootline import compose, group_of, in_force, split, taken, without
+from sidekick.bootline import compose, group_of, in_force, owned_groups, split, without_owned
 from sidekick.plan import make_plan
 from sidekick.record import Target
 from sidekick.report import SettingChange, WantedSetting
 from sidekick.settings import SETTINGS
 from sidekick.settings.hugepages import Hugepages, HugepagesSetting
-from sidekick.settings.kernel import ALLOWED, VOIDS_LIMITS, KernelSetting
+from sidekick.settings.kernel import ALLOWED, CONTROLLERS_OF_LIMITS, KernelSetting
 from sidekick.settings.sysctl import SysctlSetting
 
 ACTIONS = {"vm.drop_caches", "vm.compact_memory"}
@@ -95,8 +95,8 @@ def test_the_host_gets_its_command_line_back(own: str, arguments: list[str]) -> 
     line = compose(own, groups)
     assert compose(line, groups) == line
     assert all(in_force(line, group, wanted) for group, wanted in groups.items())
-    assert without(line, taken(own, groups)) == own
-    assert without(own, taken(own, groups)) == own, "it may not have been booted yet"
+    assert without_owned(line, owned_groups(own, groups)) == own
+    assert without_owned(own, owned_groups(own, groups)) == own, "it may not have been booted yet"
 
 
 @pytest.mark.behaviour("F-68")
@@ -106,7 +106,7 @@ def test_only_harmless_arguments_pass(key: str, value: str) -> None:
         if not KernelSetting().check(a_profile(cmdline=(argument,))):
             name = argument.partition("=")[0]
             assert name in ALLOWED
-            assert name != "cgroup_disable" or not VOIDS_LIMITS & set(value.split(","))
+            assert name != "cgroup_disable" or not CONTROLLERS_OF_LIMITS & set(value.split(","))
             assert split(argument) == [argument]
             assert not set(argument) & set(" \t\n\r\"'$`;&|<>\\(){}*?[]!#~\0")
 

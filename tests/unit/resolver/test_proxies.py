@@ -11,7 +11,7 @@ from resolver import proxies
 from wire.errors import InvalidInput
 
 KNOWN = {"web": Endpoints(job="web", revision=3, endpoints=WEB), "gone": None}
-SERVICES = [proxies.service("web:http=:8080"), proxies.service("gone:http")]
+SERVICES = [proxies.parse_service("web:http=:8080"), proxies.parse_service("gone:http")]
 
 HAPROXY = """\
 # Written by twine-resolver from the addresses of jobs. Changes by hand are overwritten.
@@ -58,11 +58,11 @@ upstream gone-http {
 
 
 def test_haproxy():
-    assert proxies.shipped("haproxy.cfg.j2")(SERVICES, KNOWN) == HAPROXY
+    assert proxies.shipped_template("haproxy.cfg.j2")(SERVICES, KNOWN) == HAPROXY
 
 
 def test_nginx():
-    assert proxies.shipped("nginx.conf.j2")(SERVICES, KNOWN) == NGINX
+    assert proxies.shipped_template("nginx.conf.j2")(SERVICES, KNOWN) == NGINX
 
 
 def test_weights_are_written_if_they_differ() -> None:
@@ -71,10 +71,10 @@ def test_weights_are_written_if_they_differ() -> None:
     assert known is not None
     first, *others = known.endpoints
     weighted = {**KNOWN, "web": replace(known, endpoints=[replace(first, weight=200), *others])}
-    text = proxies.shipped("haproxy.cfg.j2")(SERVICES, weighted)
+    text = proxies.shipped_template("haproxy.cfg.j2")(SERVICES, weighted)
     assert "check inter 1s fall 2 rise 1 weight 200" in text
     assert text.count("weight 100") == len(others)
-    text = proxies.shipped("nginx.conf.j2")(SERVICES, weighted)
+    text = proxies.shipped_template("nginx.conf.j2")(SERVICES, weighted)
     assert f"server {first.host}:20000 weight=200;  # web-0" in text
 
 
@@ -83,9 +83,9 @@ def test_a_task_with_requests_disabled_is_in_the_file_without_requests() -> None
     """A canary may get none of the requests, but nginx knows no weight of 0."""
     first, *others = WEB
     known = {"web": Endpoints(job="web", revision=3, endpoints=[replace(first, weight=0), *others])}
-    text = proxies.shipped("haproxy.cfg.j2")(SERVICES[:1], known)
+    text = proxies.shipped_template("haproxy.cfg.j2")(SERVICES[:1], known)
     assert "server web-0 192.0.2.1:20000 check inter 1s fall 2 rise 1 weight 0\n" in text
-    text = proxies.shipped("nginx.conf.j2")(SERVICES[:1], known)
+    text = proxies.shipped_template("nginx.conf.j2")(SERVICES[:1], known)
     assert "server 192.0.2.1:20000 down;  # web-0\n" in text
     assert text.count("weight=100") == len(others)
 
@@ -99,25 +99,25 @@ def test_a_task_with_requests_disabled_is_in_the_file_without_requests() -> None
 )
 def test_an_address_without_a_port_is_refused(text: str):
     with pytest.raises(InvalidInput):
-        proxies.service(text)
+        proxies.parse_service(text)
 
 
 @pytest.mark.behaviour("BUG-UX84")
 def test_a_service_that_is_named_twice_is_written_once() -> None:
     """Formerly `api:http api:http` made two backends of one name, which HAProxy refuses."""
-    wanted = proxies.services(["web:http=:8080", "gone:http", "web:http=:8080"])
-    assert proxies.shipped("haproxy.cfg.j2")(wanted, KNOWN) == HAPROXY
+    wanted = proxies.parse_services(["web:http=:8080", "gone:http", "web:http=:8080"])
+    assert proxies.shipped_template("haproxy.cfg.j2")(wanted, KNOWN) == HAPROXY
 
 
 @pytest.mark.behaviour("BUG-UX84")
 @pytest.mark.behaviour("BUG-AG70")
 def test_more_jobs_than_a_resolver_follows_are_refused_at_once() -> None:
     texts = [f"web{number}:{port}" for number in range(1000) for port in ("http", "admin")]
-    assert len(proxies.services(texts)) == 2000
+    assert len(proxies.parse_services(texts)) == 2000
     with pytest.raises(InvalidInput, match=r"1001 jobs are more than one resolver follows"):
-        proxies.services([*texts, "one-more:http"])
+        proxies.parse_services([*texts, "one-more:http"])
     with pytest.raises(InvalidInput, match="does not name a port of a job"):
-        proxies.services(["j" * 57 + ":http"])
+        proxies.parse_services(["j" * 57 + ":http"])
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_more_jobs_than_a_resolver_follows_are_refused_at_once() -> None:
 )
 def test_services_that_collide_are_refused(texts: list[str], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        proxies.services(texts)
+        proxies.parse_services(texts)
 
 
 @pytest.mark.parametrize("host", ["h;\n} evil", "fd00::1%x\n} evil", "fe80::1%eth0"])
@@ -143,14 +143,14 @@ def test_an_invalid_host_is_never_written_to_a_file(host: str):
     known = {"web": Endpoints(job="web", revision=1, endpoints=[evil])}
     for name in proxies.FORMATS.values():
         with pytest.raises(InvalidInput, match="web-0"):
-            proxies.shipped(name)(SERVICES[:1], known)
+            proxies.shipped_template(name)(SERVICES[:1], known)
 
 
 def test_a_template_of_the_operator_has_services_and_servers() -> None:
     text = (
         "{% for s in services %}{{ s.name }} {{ s.servers|map(attribute='at')|list }}{% endfor %}"
     )
-    found = proxies.template(text, "own.j2")([proxies.service("web:http")], KNOWN)
+    found = proxies.compile_template(text, "own.j2")([proxies.parse_service("web:http")], KNOWN)
     assert found.startswith("web-http ['192.0.2.1:20000', ")
 
 
@@ -164,4 +164,4 @@ def test_a_template_of_the_operator_has_services_and_servers() -> None:
 )
 def test_a_bad_template_is_an_error_and_writes_nothing(text: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        proxies.template(text, "own.j2")(SERVICES, KNOWN)
+        proxies.compile_template(text, "own.j2")(SERVICES, KNOWN)

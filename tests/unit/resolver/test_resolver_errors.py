@@ -13,11 +13,11 @@ from test_dns import WEB
 
 from control_plane.api.endpoints import Endpoint, Endpoints
 from control_plane.api.watch import EndpointChanges
-from resolver import keeping, proxies
+from resolver import proxies, proxy_file
 from resolver.cli import main
-from resolver.following import ZoneFollower
+from resolver.endpoint_follower import EndpointFollower
 
-SERVICES = [proxies.service("web:http")]
+SERVICES = [proxies.parse_service("web:http")]
 NO_SUCH_NAME = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 DNS_FAILED = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
@@ -40,7 +40,7 @@ async def test_a_task_that_no_proxy_can_reach_does_not_block_the_others(
     """A proxy refuses a whole file with a name that does not exist."""
     listed = [WEB[0], replace(WEB[1], host=host)]
     known = await _known(mocker, listed=listed, answer=answer)
-    text = proxies.shipped("haproxy.cfg.j2")(SERVICES, known)
+    text = proxies.shipped_template("haproxy.cfg.j2")(SERVICES, known)
     assert "server web-0 192.0.2.1:20000" in text
     assert (f"server web-1 {host}:20001" in text) == is_written
 
@@ -54,10 +54,10 @@ async def _known(
 
     loop = asyncio.get_running_loop()
     mocker.patch.object(loop, "getaddrinfo", side_effect=answer, return_value=[])
-    follower = ZoneFollower(watch)
+    follower = EndpointFollower(watch)
     following = asyncio.ensure_future(follower.run())
     try:
-        return await keeping.known_of(follower, SERVICES, 5.0)
+        return await proxy_file.usable_endpoints(follower, SERVICES, 5.0)
     finally:
         following.cancel()
 

@@ -33,7 +33,7 @@ from sidekick.settings.kernel import Kernel
 from sidekick.settings.sysctl import SysctlValue
 from sidekick.state import StateFolder
 from sidekick.targets import target_of
-from sidekick.upkeep import resume
+from sidekick.unattended import resume
 from wire.errors import KernelFileError, ProgramError
 
 POOL = "hugepages/hugepages-2048kB/nr_hugepages"

@@ -18,14 +18,14 @@ from agent.machine import Completed
 from agent.machine.ethtool import RECORDED
 from agent.machine.hardware import read_hardware
 from agent.machine.mounts import Mount
-from sidekick.cpulists import numbers
-from sidekick.cpulists import text as cpu_text
+from sidekick.cpulists import cpu_list_text as cpu_text
+from sidekick.cpulists import parse_cpu_list
 from sidekick.facts import read_facts
 from sidekick.profile import Library
 from sidekick.record import Target
 from sidekick.setting import Host
 from sidekick.settings import SETTINGS
-from sidekick.settings.service_manager import Recorded
+from sidekick.settings.service_manager import RecordedServices
 from sidekick.state import StateFolder
 from sidekick.targets import target_of
 from wire.errors import KernelFileError, ProgramError
@@ -106,7 +106,7 @@ class TreeKernel(FakeKernel, frozen=True):
         first = {
             c
             for c in cpus
-            if numbers(self.read(f"{CPUS}/cpu{c}/topology/thread_siblings_list"))[0] == c
+            if parse_cpu_list(self.read(f"{CPUS}/cpu{c}/topology/thread_siblings_list"))[0] == c
         }
         self.path(f"{CPUS}/online").write_text(cpu_text(cpus if value == "on" else first) + "\n")
 
@@ -149,11 +149,11 @@ class TreeProcesses:
             control = "/sys/fs/cgroup/workload.slice/cgroup.subtree_control"
             self._put(control, "cpuset cpu io memory pids")
 
-    def _put(self, path: str, text: str) -> None:
-        put(self.fs, path, text)
+    def _put(self, path: str, cpu_list_text: str) -> None:
+        put(self.fs, path, cpu_list_text)
 
 
-class TreeServices(Recorded):
+class TreeServices(RecordedServices):
     """Services of a tree that can be started and stopped."""
 
     def __init__(self, fs: TreeKernel) -> None:
@@ -211,10 +211,10 @@ class RecordedHost:
         self.time_s = 1000.0
         (root / "etc").mkdir(parents=True, exist_ok=True)
         about = described(name)
-        for path, text in about["files"].items():
-            put(self.fs, path, text)
-        for sysctl, text in about["sysctl"].items():
-            put(self.fs, f"/proc/sys/{sysctl.replace('.', '/')}", text)
+        for path, cpu_list_text in about["files"].items():
+            put(self.fs, path, cpu_list_text)
+        for sysctl, cpu_list_text in about["sysctl"].items():
+            put(self.fs, f"/proc/sys/{sysctl.replace('.', '/')}", cpu_list_text)
         registers = {int(k, 16): v for k, v in about["msr"].items() if k != "cpus"}
         for cpu in range(about["msr"].get("cpus", 0)):
             data = bytearray(max(registers) + 8)
@@ -261,11 +261,11 @@ class RecordedHost:
         return found
 
 
-def put(fs: FakeKernel, path: str, text: str) -> None:
+def put(fs: FakeKernel, path: str, cpu_list_text: str) -> None:
     target = f"{fs.root}{path}"
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with open(target, "w") as file:
-        file.write(text.strip("\n") + "\n")
+        file.write(cpu_list_text.strip("\n") + "\n")
 
 
 def described(name: str) -> dict[str, Any]:
@@ -276,14 +276,14 @@ def described(name: str) -> dict[str, Any]:
         about = described(raw["extends"])
         gone = tuple(raw.get("gone", ()))
         about["files"] = {p: t for p, t in about["files"].items() if not p.startswith(gone or "\0")}
-    for path, text in raw.get("files", {}).items():
-        about["files"] |= dict(_expanded(path, text))
+    for path, cpu_list_text in raw.get("files", {}).items():
+        about["files"] |= dict(_expanded(path, cpu_list_text))
     about["sysctl"] |= raw.get("sysctl", {})
     about["msr"] |= raw.get("msr", {})
     return about
 
 
-def _expanded(path: str, text: str) -> Iterator[tuple[str, str]]:
+def _expanded(path: str, cpu_list_text: str) -> Iterator[tuple[str, str]]:
     parts = re.split(r"\{(\d+)-(\d+)\}", path)
     fixed, firsts, lasts = parts[0::3], parts[1::3], parts[2::3]
     ranges = [range(int(a), int(b) + 1) for a, b in zip(firsts, lasts, strict=True)]
@@ -295,6 +295,6 @@ def _expanded(path: str, text: str) -> Iterator[tuple[str, str]]:
             re.sub(
                 r"\$(\d)([+-]\d+)?",
                 lambda m: str(chosen[int(m[1])] + int(m[2] or 0)),  # noqa: B023
-                text,
+                cpu_list_text,
             ),
         )

@@ -97,6 +97,18 @@ def test_a_kernel_that_refuses_kexec_is_rebooted_through_its_boot_loader(fake: F
     assert fake.processes.commands()[-1] == "systemctl reboot"
 
 
+@pytest.mark.behaviour("BUG-SK87")
+def test_a_reboot_that_could_not_be_prepared_is_not_blamed_for_the_old_line(fake: FakeHost) -> None:
+    """The host is rebooted for another reason later, and its profile still waits for a boot."""
+    fake.processes.fails["kexec"] = "Operation not permitted"
+    with pytest.raises(ProgramError, match="not permitted"):
+        apply(fake, batch(fake), reboot=True)
+    assert fake.state.load().attempt is None
+    fake.boot(ROOT)
+    assert resume(fake).state is ProfileState.PENDING_REBOOT
+    assert fake.state.load().reboots == ()
+
+
 @pytest.mark.parametrize("gone", ["vmlinuz", "initrd.img"])
 def test_the_kernel_to_load_can_be_configured(fake: FakeHost, gone: str) -> None:
     fake.drop(f"/boot/{gone}-{KERNEL}")

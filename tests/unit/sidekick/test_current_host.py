@@ -14,7 +14,7 @@ from agent.api import Location
 from agent.identity.identity import CandidateIdentity, write_location
 from sidekick import look
 from sidekick.cli import main
-from sidekick.observe import fresh
+from sidekick.observe import record_for_boot
 from sidekick.record import Record
 from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.setting import Host
@@ -127,11 +127,11 @@ def test_originals_of_an_interface_belong_to_its_index(bench: Bench) -> None:
     host, name = bench.fake.host(), "nic.eth0.rx_ring"
     boot_id = host.hardware.boot_id
     record = Record(boot_id=boot_id, originals={name: "256"}, devices={name: "2"})
-    assert fresh(host, record) == record
-    assert fresh(host, replace(record, devices={name: "3"})) == Record(boot_id=boot_id)
+    assert record_for_boot(host, record) == record
+    assert record_for_boot(host, replace(record, devices={name: "3"})) == Record(boot_id=boot_id)
     gone = "nic.eth9.rx_ring"
     record = replace(record, originals={gone: "256"}, devices={gone: "3"})
-    assert fresh(host, record) == record
+    assert record_for_boot(host, record) == record
 
 
 @pytest.mark.behaviour("BUG-SK71")
@@ -177,9 +177,9 @@ def test_bug_sk34_the_timers_check_detects_that_the_host_changed(
     bench: Bench, change: Callable[[Bench], None]
 ) -> None:
     assert bench.run("verify", "--timer") == 0
-    assert look.is_as_it_was(str(bench.fake.state.folder))
+    assert look.is_unchanged(str(bench.fake.state.folder))
     change(bench)
-    assert not look.is_as_it_was(str(bench.fake.state.folder))
+    assert not look.is_unchanged(str(bench.fake.state.folder))
 
 
 def _offline(bench: Bench) -> None:

@@ -28,10 +28,10 @@ ENGINE = [
     "plan",
     "reboot",
     "setting",
-    "settle",
     "status",
     "targets",
-    "upkeep",
+    "unattended",
+    "write_order",
 ]
 KNOB = "/sys/class/thing/knob"
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from fake_host import FakeHost, a_profile, a_target
 
-from sidekick.bootline import compose, group_of, in_force, leftovers, split, taken, without
+from sidekick.bootline import (
+    compose,
+    group_of,
+    in_force,
+    leftovers,
+    owned_groups,
+    split,
+    without_owned,
+)
 from sidekick.loaders.direct import FILE
 from sidekick.record import OwnedGroup
 from sidekick.report import ApplyOutcome, ProfileState
@@ -30,13 +38,13 @@ def groups(*arguments: str) -> dict[str, tuple[str, ...]]:
 
 def there_and_back(own: str, *arguments: str) -> str:
     line = compose(own, groups(*arguments))
-    return without(line, taken(own, groups(*arguments)))
+    return without_owned(line, owned_groups(own, groups(*arguments)))
 
 
 def test_ours_are_added_and_the_hosts_stay() -> None:
     ours = groups(THP, "nosmt")
     assert compose(f"BOOT_IMAGE=/vmlinuz initrd=/i {HOST}", ours) == f"{HOST} {THP} nosmt"
-    assert [o.arguments for o in taken(HOST, ours)] == [(THP,), ("nosmt",)]
+    assert [o.arguments for o in owned_groups(HOST, ours)] == [(THP,), ("nosmt",)]
 
 
 def test_arguments_of_init_stay_behind_the_dashes() -> None:
@@ -47,23 +55,23 @@ def test_arguments_of_init_stay_behind_the_dashes() -> None:
 def test_an_argument_of_the_host_is_replaced_and_restored_in_its_place() -> None:
     before = "ro transparent-hugepage=madvise quiet"
     assert compose(before, groups(THP)) == f"ro {THP} quiet"
-    (owned,) = taken(before, groups(THP))
+    (owned,) = owned_groups(before, groups(THP))
     assert owned.displaced == ("transparent-hugepage=madvise",)
     assert there_and_back(before, THP) == before
     assert there_and_back("a hugepages=3 b", "hugepages=9") == "a hugepages=3 b"
 
 
 def test_a_line_without_our_arguments_is_the_hosts_own() -> None:
-    assert without(HOST, taken(HOST, groups(THP))) == HOST
+    assert without_owned(HOST, owned_groups(HOST, groups(THP))) == HOST
 
 
 def test_an_argument_of_the_host_itself_does_not_become_sidekicks() -> None:
-    assert taken(f"{HOST} {THP}", groups(THP)) == ()
+    assert owned_groups(f"{HOST} {THP}", groups(THP)) == ()
 
 
 def test_a_repeated_argument_is_removed_each_time() -> None:
     owned = OwnedGroup(group="transparent_hugepage", arguments=(THP,))
-    assert without(f"{THP} ro {THP}", (owned,)) == "ro"
+    assert without_owned(f"{THP} ro {THP}", (owned,)) == "ro"
 
 
 def test_the_last_argument_of_a_key_is_in_force() -> None:
@@ -75,7 +83,7 @@ def test_the_last_argument_of_a_key_is_in_force() -> None:
 
 def test_pages_that_linger_on_the_line_ask_for_no_reboot() -> None:
     pages = OwnedGroup(group="hugepages", arguments=("hugepages=8",), late=True)
-    owned = (pages, *taken("ro", groups(THP)))
+    owned = (pages, *owned_groups("ro", groups(THP)))
     assert leftovers(f"ro hugepages=8 {THP}", owned, {}) == [THP]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_host import CUSTOM, GRUBENV, ROOT_LINE, Crash, FakeHost, a_target
 
-from sidekick import loaders
+from sidekick.loaders import find_loader
 from sidekick.loaders.grub import MENU
 from sidekick.record import Target
 from sidekick.report import ProfileState
@@ -38,11 +38,11 @@ def without_kexec(fake: FakeHost) -> FakeHost:
 
 
 def test_a_host_is_known_by_its_files(tmp_path: Path) -> None:
-    names = [loaders.find(make(FakeHost(tmp_path / n)).host()).name for n, make in LOADERS.items()]
+    names = [find_loader(make(FakeHost(tmp_path / n)).host()).name for n, make in LOADERS.items()]
     assert names == ["GRUB", "systemd-boot", "none"]
     old = FakeHost(tmp_path / "old").with_grub()
     old.put("/boot/grub/grub.cfg", "menuentry 'x' {\n linux /vmlinuz root=x\n}")
-    assert loaders.find(old.host()).name == "none", "this menu does not read custom.cfg"
+    assert find_loader(old.host()).name == "none", "this menu does not read custom.cfg"
 
 
 @pytest.mark.behaviour("BUG-SK48")
@@ -53,7 +53,7 @@ def test_the_newest_entry_counts_where_the_running_kernel_has_none(fake: FakeHos
     for version in ("6.9.12-1", "6.10.3-2", "6.10.3-10", "6.2.0-rc1"):
         text = f"title x\nversion {version}\nlinux /vmlinuz-{version}\noptions root={version}\n"
         fake.put(f"/boot/efi/loader/entries/{version}.conf", text)
-    assert loaders.find(fake.host()).own_line(fake.host()) == "root=6.10.3-10"
+    assert find_loader(fake.host()).own_line(fake.host()) == "root=6.10.3-10"
 
 
 ENTRIES = "/boot/efi/loader/entries"
@@ -72,14 +72,14 @@ def test_of_entries_of_one_version_the_one_that_booted_counts(
 ) -> None:
     """Formerly it was the first one by file name, such as a rescue entry."""
     fake.with_systemd_boot()
-    own = loaders.find(fake.host()).own_line(fake.host())
+    own = find_loader(fake.host()).own_line(fake.host())
     two_of_one_version(fake)
     fake.processes.variable("LoaderEntrySelected", selected)
-    assert loaders.find(fake.host()).own_line(fake.host()) == own
+    assert find_loader(fake.host()).own_line(fake.host()) == own
     fake.apply(batch(fake))
     assert "rescue" not in fake.fs.read(f"{ENTRIES}/twine.conf")
     fake.processes.variable("LoaderEntrySelected", "twine.conf")
-    assert loaders.find(fake.host()).own_line(fake.host()) == own, "ours is a copy of that entry"
+    assert find_loader(fake.host()).own_line(fake.host()) == own, "ours is a copy of that entry"
     assert verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
 
 
@@ -87,22 +87,22 @@ def test_of_entries_of_one_version_the_one_that_booted_counts(
 def test_an_entry_that_counts_its_attempts_is_known_by_its_identifier(fake: FakeHost) -> None:
     fake.with_systemd_boot()
     two_of_one_version(fake)
-    own = loaders.find(fake.host()).own_line(fake.host()) or ""
+    own = find_loader(fake.host()).own_line(fake.host()) or ""
     fake.put(f"{ENTRIES}/debian+2-1.conf", fake.fs.read(f"{ENTRIES}/debian.conf"))
     fake.drop(f"{ENTRIES}/debian.conf")
     fake.processes.variable("LoaderEntrySelected", "debian.conf")
-    assert loaders.find(fake.host()).own_line(fake.host()) == own.replace("rescue ", "")
+    assert find_loader(fake.host()).own_line(fake.host()) == own.replace("rescue ", "")
 
 
 @pytest.mark.behaviour("BUG-SK81")
 def test_systemd_boot_entries_may_be_indented_and_quoted(fake: FakeHost) -> None:
     """Formerly an indented key was not read, so that the entry or its line was missing."""
     fake.with_systemd_boot()
-    own = loaders.find(fake.host()).own_line(fake.host())
+    own = find_loader(fake.host()).own_line(fake.host())
     lines = fake.fs.read(f"{ENTRIES}/debian.conf").splitlines()
     text = "".join(f"  {line}\n" for line in lines).replace(f"{own}", f'"{own}"')
     fake.put(f"{ENTRIES}/debian.conf", f"\t# options old\n{text}")
-    assert loaders.find(fake.host()).own_line(fake.host()) == own
+    assert find_loader(fake.host()).own_line(fake.host()) == own
     fake.apply(batch(fake))
     assert fake.fs.read(f"{ENTRIES}/twine.conf").count("options ") == 1
     assert verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
@@ -112,11 +112,11 @@ def test_systemd_boot_entries_may_be_indented_and_quoted(fake: FakeHost) -> None
 def test_a_line_of_grub_may_continue_on_the_next_one(fake: FakeHost) -> None:
     """Formerly the backslash became the last argument, and the rest was lost."""
     fake.with_grub()
-    own = loaders.find(fake.host()).own_line(fake.host())
+    own = find_loader(fake.host()).own_line(fake.host())
     menu = fake.fs.read(MENU)
     fake.put(MENU, menu.replace(" ro", " \\\n\t\tro", 1))
     assert fake.fs.read(MENU) != menu
-    assert loaders.find(fake.host()).own_line(fake.host()) == own
+    assert find_loader(fake.host()).own_line(fake.host()) == own
     fake.apply(batch(fake))
     assert "\\" not in fake.fs.read(CUSTOM)
     assert verify(fake.host(), fake.state).state is ProfileState.PENDING_REBOOT
@@ -263,7 +263,7 @@ def test_a_default_that_does_not_exist_is_the_first(fake: FakeHost, default: str
     fake.with_grub()
     menu = fake.fs.read(MENU).replace('"0"', f'"{default}"', 1)
     fake.put(MENU, menu.replace("### BEGIN /etc", f"{OLDER}### BEGIN /etc"))
-    assert loaders.find(fake.host()).own_line(fake.host()) == ROOT_LINE
+    assert find_loader(fake.host()).own_line(fake.host()) == ROOT_LINE
 
 
 def test_other_lines_of_the_file_stay(fake: FakeHost) -> None:

@@ -276,6 +276,24 @@ def test_a_file_that_cannot_be_used_is_refused(
         library(tmp_path, **files).load("web", FACTS)
 
 
+@pytest.mark.behaviour("BUG-SK90")
+@pytest.mark.parametrize("separator", ["\u2028", "\x85"])
+def test_lines_are_counted_as_editors_count_them(tmp_path: Path, separator: str) -> None:
+    text = f"description='w'\n# one{separator}line\n[sysctl]\n'vm.swappiness'=10\n"
+    profile = library(tmp_path, web=text).load("web", FACTS)
+    assert profile.source_of("sysctl.vm.swappiness") == "web:4"
+
+
+@pytest.mark.behaviour("BUG-SK85")
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_the_size_of_a_file_is_counted_in_bytes(tmp_path: Path, start: str) -> None:
+    """Characters of several bytes do not hide settings at the end of the file."""
+    comment = "# " + "é" * (MAX_BYTES // 2) + "\n"
+    text = f"{start}description='w'\n{comment}[sysctl]\n'vm.swappiness'=10\n"
+    with pytest.raises(ConfigError, match="is larger than"):
+        library(tmp_path, web=text).load("web", FACTS)
+
+
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "web.toml").write_bytes(b"description='\xff'")
     with pytest.raises(ConfigError, match="cannot read profile"):

@@ -12,7 +12,7 @@ from recorded import NAMES, RecordedHost
 
 from sidekick.apply import ApplyRun
 from sidekick.facts import read_facts
-from sidekick.lint import Severity, lint
+from sidekick.lint import Severity, lint_profiles
 from sidekick.profile import Library
 from sidekick.record import Target
 from sidekick.report import ApplyOutcome, ProfileState, Report
@@ -145,5 +145,5 @@ def test_every_shipped_profile_is_explained() -> None:
 def test_lint_has_nothing_against_any_shipped_profile(tmp_path: Path) -> None:
     fake = RecordedHost(tmp_path, "intel")
     library = Library([PROFILES], SETTINGS)
-    found = lint(library, SHIPPED, read_facts(fake.fs), fake.host())
+    found = lint_profiles(library, SHIPPED, read_facts(fake.fs), fake.host())
     assert [f for f in found if f.severity is Severity.ERROR or "already" in f.reason] == []

@@ -12,7 +12,7 @@ from sidekick.cli import main
 from sidekick.record import Target
 from sidekick.report import ApplyOutcome, ProfileState, exit_code
 from sidekick.status import status, verify
-from sidekick.upkeep import resume
+from sidekick.unattended import resume
 
 STUCK, OTHER = "net.core.somaxconn", "vm.swappiness"
 PATH = "/proc/sys/net/core/somaxconn"

@@ -75,7 +75,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedHost:
     (found.root / "scratch").mkdir()
     for maker in MADE:
         put(found.fs, f"/sbin/{maker}", "a program")
-    monkeypatch.setattr(scratch, "LEAST", {"xfs": 4 * MIB, "btrfs": 4 * MIB})
+    monkeypatch.setattr(scratch, "MIN_BYTES", {"xfs": 4 * MIB, "btrfs": 4 * MIB})
     monkeypatch.setattr(found.processes, "run", Disks(found).run)
     return found
 

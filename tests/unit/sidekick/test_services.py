@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from agent.machine import ServiceUnit
 from sidekick.profile import Profile
+from sidekick.read_recorder import with_recorder
 from sidekick.report import ApplyOutcome, SettingChange
-from sidekick.seen import watched
 from sidekick.setting import Host
-from sidekick.settings.service_manager import BUS, Recorded
+from sidekick.settings.service_manager import BUS, RecordedServices
 from sidekick.settings.services import Services, ServicesSetting, state_of
 from wire.errors import SystemdError, Unprocessable
 
@@ -208,26 +208,26 @@ def test_a_restarting_service_is_restored_without_a_settle_time(fake: FakeHost) 
 @pytest.mark.parametrize(("kind", "again"), [("simple", True), ("oneshot", False)])
 def test_a_check_reads_the_state_of_a_service_again(fake: FakeHost, kind: str, again: bool) -> None:
     host, _ = a_host(fake, a_unit(kind=kind, control_group="/x.slice/a.service"))
-    host, kept = watched(host)
+    host, kept = with_recorder(host)
     SETTING.read(host, "services.a.service")
     assert (kept.unrecorded == []) is again
     assert again is (kept.unrecorded != [BUS])
-    assert len(kept.kept) == int(again)
+    assert len(kept.reads) == int(again)
 
 
 @pytest.fixture
-def tree(fake: FakeHost) -> Callable[[str, str], Recorded]:
-    def build(path: str, group: str) -> Recorded:
+def tree(fake: FakeHost) -> Callable[[str, str], RecordedServices]:
+    def build(path: str, group: str) -> RecordedServices:
         fake.put(path, "[Service]")
         fake.put(f"/sys/fs/cgroup{group}/cgroup.events", "populated 1\nfrozen 0")
-        return Recorded(fake.fs)
+        return RecordedServices(fake.fs)
 
     return build
 
 
 @pytest.mark.behaviour("BUG-SK31")
 def test_a_recorded_tree_has_all_folders_and_slices(
-    fake: FakeHost, tree: Callable[[str, str], Recorded]
+    fake: FakeHost, tree: Callable[[str, str], RecordedServices]
 ) -> None:
     """/usr/local, generators, templates and other slices count in the tree as well."""
     found = tree("/usr/local/lib/systemd/system/a.service", "/b.slice/b-c.slice/a.service").load(
@@ -236,12 +236,12 @@ def test_a_recorded_tree_has_all_folders_and_slices(
     assert found is not None
     assert (found.active, found.control_group) == ("active", "/b.slice/b-c.slice/a.service")
     tree("/run/systemd/generator/x@.service", "/system.slice/system-x.slice/x@1.service")
-    instance = Recorded(fake.fs).load("x@1.service")
+    instance = RecordedServices(fake.fs).load("x@1.service")
     assert instance is not None
     assert instance.active == "active"
     folder = fake.fs.path("/usr/local/lib/systemd/system")
     Path(folder, "alias.service").symlink_to("a.service")
-    alias = Recorded(fake.fs).load("alias.service")
+    alias = RecordedServices(fake.fs).load("alias.service")
     assert alias is not None
     assert alias.name == "a.service"
-    assert Recorded(fake.fs, groups=False).load("a.service") is None
+    assert RecordedServices(fake.fs, has_systemd=False).load("a.service") is None

@@ -268,7 +268,7 @@ def test_interfaces_get_what_their_driver_can(fake: RecordedHost) -> None:
         "nic.eth0.rx_ring": "8192",
         "nic.eth0.tx_ring:9000": "9000",
     }
-    assert setting.lacking(wanted[-1].setting) == (
+    assert setting.why_missing(wanted[-1].setting) == (
         "9000 is more than the driver of eth0 takes for tx_ring"
     )
     assert setting.needs("nic.eth0.queues") is Disruption.DRAIN
@@ -337,7 +337,7 @@ def test_a_scheduler_that_a_disk_does_not_offer_is_reported(fake: RecordedHost) 
     setting, wanted = wanted_of(fake, "block", "[block]\nrotating={scheduler='bfq'}\n")
     assert [w.setting for w in wanted] == ["block.sda.scheduler:bfq"]
     assert setting.read(fake.host(), wanted[0].setting) is None
-    assert setting.lacking(wanted[0].setting) == "/sys/block/sda/queue/scheduler offers no bfq"
+    assert setting.why_missing(wanted[0].setting) == "/sys/block/sda/queue/scheduler offers no bfq"
 
 
 def test_memory_and_pids_are_never_switched_off(fake: RecordedHost, tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_a_guests_card_that_cannot_delay_interrupts_is_unsupported(fake: Recorde
         "nic.eth0.rx_frames": "1",
         "nic.eth0.tx_usecs": "0",
     }
-    assert "more than the driver of eth0 takes" in setting.lacking("nic.eth0.rx_usecs:16")
+    assert "more than the driver of eth0 takes" in setting.why_missing("nic.eth0.rx_usecs:16")
 
 
 @pytest.mark.behaviour("HP7")

@@ -17,7 +17,7 @@ from fake_host import FakeHost
 from sidekick import profile_commands
 from sidekick.cli import PROGRAM, main
 from sidekick.click_commands import COMPLETE, group
-from sidekick.context import DELIVERED, NoProcesses, real_host
+from sidekick.context import AGENT_PROFILES, NoProcesses, real_host
 from sidekick.history import KEPT
 from wire.errors import ProgramError
 
@@ -456,7 +456,7 @@ def test_profiles_from_the_agent_are_found_after_those_of_the_package(
     fake: FakeHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """This holds for every command, so at each boot too. None replaces a profile of the package."""
-    folder = fake.state.folder / DELIVERED
+    folder = fake.state.folder / AGENT_PROFILES
     folder.mkdir(parents=True)
     (folder / "web-0123.toml").write_text("description='Longer queues'\nextends='web'\n")
     (folder / "web.toml").write_text("description='Not this one'\n")
@@ -465,3 +465,15 @@ def test_profiles_from_the_agent_are_found_after_those_of_the_package(
     out = capsys.readouterr().out
     assert "Longer queues" in out
     assert "Not this one" not in out
+
+
+@pytest.mark.behaviour("BUG-SK86")
+def test_plan_changes_nothing_after_a_boot_with_sidekicks_line(fake: FakeHost, run: Run) -> None:
+    """Only a run that holds the lock ends the effect of `panic=30`."""
+    run("apply-profile", "boot")
+    fake.boot(fake.fs.read("/etc/twine/boot-line").splitlines()[-1])
+    fake.put("/proc/sys/kernel/panic", "30")
+    assert run("plan", "web")[0] == 2
+    assert fake.sysctl("kernel.panic") == "30"
+    run("resume")
+    assert fake.sysctl("kernel.panic") == "0"

@@ -111,7 +111,7 @@ def test_bytes_inside_a_text_that_are_no_text_are_a_damaged_file(
     (state.folder / name).write_bytes(data)
     assert state.unfinished() is None
     assert state.read_status() is None
-    assert history.read(state) == []
+    assert history.read_history(state) == []
     if name == "state.json":
         with pytest.raises(HostError, match=r"cannot read .*state\.json"):
             state.load()

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidekick.profile import Profile
-from sidekick.report import ApplyOutcome, SettingChange, WantedSetting
+from sidekick.record import Target
+from sidekick.report import ApplyOutcome, ProfileState, SettingChange, WantedSetting
 from sidekick.settings.sysctl import SysctlSetting, Value, text_of
 from sidekick.sysctl_ranges import why_out_of_range
+from sidekick.targets import target_of
 from wire.errors import KernelFileError
 
 SETTING = SysctlSetting()
@@ -52,6 +54,24 @@ def test_a_value_that_the_kernel_rounds_is_not_applied(fake: FakeHost) -> None:
 def test_a_value_out_of_range_is_the_kernels_refusal(fake: FakeHost) -> None:
     with pytest.raises(KernelFileError, match="Invalid argument"):
         SETTING.apply(fake.host(), a_change("vm.swappiness", "60", "300"))
+
+
+@pytest.mark.behaviour("BUG-SK89")
+def test_a_limit_with_two_names_may_be_written_with_slashes(fake: FakeHost) -> None:
+    before = fake.live()
+    profile = a_profile(sysctl={"vm/dirty_bytes": 8388608})
+    assert fake.apply(target_of(profile, fake.host())).state is ProfileState.VERIFIED
+    assert fake.sysctl("vm.dirty_ratio") == "0"
+    assert fake.apply(Target()).state is ProfileState.NONE
+    assert fake.live() == before
+
+
+@pytest.mark.behaviour("BUG-SK89")
+@pytest.mark.parametrize("other", ["vm.dirty_ratio", "vm.dirty_bytes"])
+def test_both_names_of_a_limit_are_refused_in_either_spelling(other: str) -> None:
+    profile = a_profile(sysctl={"vm/dirty_bytes": 8388608, other: 5})
+    assert [error.field for error in SETTING.check(profile)] == ["sysctl.vm/dirty_bytes"]
+    assert SETTING.merge({other: 5}, {"vm/dirty_bytes": 1}) == {"vm/dirty_bytes": 1}
 
 
 def test_a_limit_with_two_names_is_restored_through_the_other_name(fake: FakeHost) -> None:

@@ -10,7 +10,7 @@ import pytest
 from fake_host import FakeHost
 
 from sidekick.expression import Fact
-from sidekick.lint import lint
+from sidekick.lint import lint_profiles
 from sidekick.profile import Library
 from sidekick.settings import SETTINGS
 from sidekick.settings.sysctl import values_of
@@ -95,13 +95,13 @@ def test_two_files_of_one_name_are_refused_and_others_are_listed(tmp_path: Path)
     files = library(tmp_path, web=LOOP)
     with pytest.raises(ConfigError, match="exists twice"):
         files.load("web", FACTS)
-    found = lint(files, files.names(), FACTS, FakeHost(tmp_path / "host").host())
+    found = lint_profiles(files, files.names(), FACTS, FakeHost(tmp_path / "host").host())
     assert {f.profile for f in found if f.severity == "error"} == {"web"}
 
 
 def test_lint_notes_that_a_template_was_checked_for_this_host_only(tmp_path: Path) -> None:
     files = library(tmp_path, web="description = 'd'\n")
-    (finding,) = lint(files, ["web"], FACTS, FakeHost(tmp_path / "host").host())
+    (finding,) = lint_profiles(files, ["web"], FACTS, FakeHost(tmp_path / "host").host())
     assert (finding.severity, "as rendered here" in finding.reason) == ("note", True)
 
 

@@ -37,7 +37,7 @@ def sidekick(fake: RecordedHost, *arguments: str) -> int:
 
 
 def is_unchanged(fake: RecordedHost) -> bool:
-    return look.is_as_it_was(str(fake.state.folder))
+    return look.is_unchanged(str(fake.state.folder))
 
 
 def last(fake: RecordedHost) -> Report:
@@ -74,9 +74,9 @@ def test_all_that_a_profile_sets_is_seen_when_it_changes(
     """A look detects every change that a full verify reports as drift."""
     assert sidekick(fake, "apply-profile", "memcache") == 0
     assert sidekick(fake, "verify", "--timer") == 0
-    kept = (fake.state.folder / look.KEPT).read_bytes()
+    kept = (fake.state.folder / look.READS).read_bytes()
     moving = b"/proc/meminfo"  # another test covers it
-    texts = [p for kind, p, _ in look.records(kept) if kind == look.TEXT]
+    texts = [p for kind, p, _ in look.decode_records(kept) if kind == look.TEXT]
     files = [p for p in texts if not p.endswith(moving)]
     assert len(files) > 20
     for path in files:
@@ -129,9 +129,9 @@ def test_another_boot_ends_the_kept_state(fake: RecordedHost) -> None:
 def test_while_another_sidekick_works_nothing_is_renewed(fake: RecordedHost) -> None:
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
-    kept = (fake.state.folder / look.KEPT).read_bytes()
+    kept = (fake.state.folder / look.READS).read_bytes()
     with fake.state.lock(0.0, lambda: 0.0, lambda s: None):
-        (fake.state.folder / look.KEPT).write_bytes(kept)
+        (fake.state.folder / look.READS).write_bytes(kept)
         assert not is_unchanged(fake)
     assert is_unchanged(fake)
 
@@ -146,7 +146,7 @@ def test_a_value_that_changes_on_its_own_is_no_drift(fake: RecordedHost) -> None
     memory.write_text(before + "MemFree: 12345 kB\nCached: 1 kB\n")
     assert is_unchanged(fake)
     memory.write_text(before.replace("MemTotal:", "MemTotal: 9"))
-    reads_memory = b"/proc/meminfo" in (fake.state.folder / look.KEPT).read_bytes()
+    reads_memory = b"/proc/meminfo" in (fake.state.folder / look.READS).read_bytes()
     assert reads_memory or fake.name == "vm", "without a pool no setting reads the memory"
     assert is_unchanged(fake) is not reads_memory
 
@@ -155,7 +155,7 @@ def test_a_value_that_changes_on_its_own_is_no_drift(fake: RecordedHost) -> None
 def test_partly_stored_state_is_not_used(fake: RecordedHost, torn: int) -> None:
     assert sidekick(fake, "apply-profile", "web") == 0
     assert sidekick(fake, "verify", "--timer") == 0
-    path = fake.state.folder / look.KEPT
+    path = fake.state.folder / look.READS
     path.write_bytes(path.read_bytes()[:torn])
     assert not is_unchanged(fake)
 
@@ -180,7 +180,7 @@ def test_a_network_interface_is_queried_as_the_agent_queries_it(
     """`look` is a script that imports none of our code, so it has its own number of the call."""
     calls = list[tuple[int, bytes]]()
     monkeypatch.setattr(fcntl, "ioctl", lambda _, number, request: calls.append((number, request)))
-    assert look.again(look.ANSWER, b"eth0 16 4") == bytes(16)
+    assert look.read_again(look.ANSWER, b"eth0 16 4") == bytes(16)
     [(number, request)] = calls
     assert number == ethtool.SIOCETHTOOL
     assert request.startswith(b"eth0\0")

@@ -16,7 +16,7 @@ from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.settings.hugepages import Hugepages
 from sidekick.state import StateFolder
 from sidekick.status import status, verify
-from sidekick.upkeep import watch
+from sidekick.unattended import verify_by_timer
 from wire.errors import Conflict, HostError, ProgramError, Unprocessable
 
 WEB = {"vm.swappiness": 10, "net.core.somaxconn": 6144}
@@ -140,7 +140,7 @@ def test_the_verify_timer_ends_a_trial_whose_own_timer_is_lost(on_web: FakeHost)
     before = on_web.live()
     begin(on_web)
     on_web.time_s += 61.0
-    assert watch(on_web.host(), on_web.state, repair=False).name == "web"
+    assert verify_by_timer(on_web.host(), on_web.state, repair=False).name == "web"
     assert on_web.live() == before
 
 
@@ -202,7 +202,7 @@ def test_the_end_of_a_trial_that_is_killed_at_any_point_leaves_one_whole_profile
             ended(fake)
         fake.points.at = None
         fake.time_s += 61.0
-        watch(fake.host(), fake.state, repair=False)
+        verify_by_timer(fake.host(), fake.state, repair=False)
         record = fake.state.load()
         is_kept = end == "confirm" and point > first + 1
         assert fake.live() == (on_cache if is_kept else on_web), f"at point {point}"
@@ -240,7 +240,7 @@ def test_drift_is_reported_with_time_and_program_if_known(on_web: FakeHost) -> N
     on_web.put("/etc/sysctl.d/99-other.conf", "# mine\n-vm/swappiness = 77")
     on_web.fs.write("/proc/sys/vm/swappiness", "77")
     on_web.fs.write("/proc/sys/net/core/somaxconn", "1")
-    report = watch(on_web.host(), on_web.state, repair=False)
+    report = verify_by_timer(on_web.host(), on_web.state, repair=False)
     assert report.state is ProfileState.DRIFTED
     details = {s.setting: s.detail for s in report.settings}
     when = "changed after 2023-11-14 22:13:20 UTC"
@@ -248,7 +248,7 @@ def test_drift_is_reported_with_time_and_program_if_known(on_web: FakeHost) -> N
         details["sysctl.vm.swappiness"] == f"{when}, to the value in /etc/sysctl.d/99-other.conf:2"
     )
     assert details["sysctl.net.core.somaxconn"] == when
-    again = watch(on_web.host(), on_web.state, repair=False)
+    again = verify_by_timer(on_web.host(), on_web.state, repair=False)
     assert {s.setting: s.detail for s in again.settings} == details
     assert on_web.sysctl("vm.swappiness") == "77", "reported, not repaired"
 
@@ -256,18 +256,18 @@ def test_drift_is_reported_with_time_and_program_if_known(on_web: FakeHost) -> N
 @pytest.mark.behaviour("BUG-SK3", "F-72")
 def test_drift_is_repaired_where_the_policy_requires_it(on_web: FakeHost) -> None:
     on_web.fs.write("/proc/sys/vm/swappiness", "77")
-    report = watch(on_web.host(), on_web.state, repair=True)
+    report = verify_by_timer(on_web.host(), on_web.state, repair=True)
     assert report.state is ProfileState.VERIFIED
     assert report.detail.startswith("repaired: sysctl.vm.swappiness changed after")
     assert on_web.sysctl("vm.swappiness") == "10"
     outcomes = {s.setting: s.outcome for s in report.settings}
     assert outcomes["sysctl.net.core.somaxconn"] is ApplyOutcome.ALREADY
-    assert watch(on_web.host(), on_web.state, repair=True).detail == ""
+    assert verify_by_timer(on_web.host(), on_web.state, repair=True).detail == ""
 
 
 def test_a_check_of_a_host_without_drift_writes_nothing_to_it(on_web: FakeHost) -> None:
     on_web.fs.writes.clear()
-    assert watch(on_web.host(), on_web.state, repair=True).state is ProfileState.VERIFIED
+    assert verify_by_timer(on_web.host(), on_web.state, repair=True).state is ProfileState.VERIFIED
     assert on_web.fs.writes == []
     assert on_web.processes.ran == []
 
@@ -292,6 +292,14 @@ def test_an_interrupted_trial_cannot_be_confirmed(on_web: FakeHost) -> None:
     assert on_web.state.load().trial is not None
 
 
+@pytest.mark.behaviour("BUG-SK88")
+def test_the_run_that_finishes_an_interrupted_trial_is_named_resume(on_web: FakeHost) -> None:
+    begin(on_web)
+    on_web.fs.write("/proc/sys/vm/swappiness", "33")
+    assert on_web.resume().command == "resume"
+    assert on_web.state.load().trial is not None
+
+
 def test_a_run_that_changes_nothing_opens_no_journal(
     on_web: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +312,6 @@ def test_a_run_that_changes_nothing_opens_no_journal(
 def test_drift_that_no_report_came_before_has_no_date(on_web: FakeHost) -> None:
     (on_web.state.folder / "status.json").unlink()
     on_web.fs.write("/proc/sys/net/core/somaxconn", "1")
-    report = watch(on_web.host(), on_web.state, repair=False)
+    report = verify_by_timer(on_web.host(), on_web.state, repair=False)
     [drifted] = [s for s in report.settings if s.outcome is ApplyOutcome.DRIFTED]
     assert (drifted.setting, drifted.detail) == ("sysctl.net.core.somaxconn", "")

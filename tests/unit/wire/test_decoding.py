@@ -16,7 +16,7 @@ from control_plane.api.machines import Machines
 from control_plane.scheduler.core.rollout import summarize
 from wire import decoding
 from wire.client import WireClient
-from wire.decoding import decoded
+from wire.decoding import decode_in_parts
 from wire.errors import ProtocolError
 from wire.routes import Route
 
@@ -81,10 +81,12 @@ async def test_parts_give_the_values_of_the_whole(
 ) -> None:
     monkeypatch.setattr(decoding, "LONG_BYTES", 1)
     for value in (jobs, Jobs(jobs=[]), Machines(machines=[])):
-        assert await decoded(msgspec.json.encode(value), type(value)) == value
-    assert await decoded(b'{"unknown": 1, "machines": []}', Machines) == Machines(machines=[])
-    assert await decoded(b"[1, 2]", list[int]) == [1, 2]
-    assert await decoded(b'{"a": 1}', dict[str, int]) == {"a": 1}
+        assert await decode_in_parts(msgspec.json.encode(value), type(value)) == value
+    assert await decode_in_parts(b'{"unknown": 1, "machines": []}', Machines) == Machines(
+        machines=[]
+    )
+    assert await decode_in_parts(b"[1, 2]", list[int]) == [1, 2]
+    assert await decode_in_parts(b'{"a": 1}', dict[str, int]) == {"a": 1}
 
 
 @pytest.mark.parametrize("cut", [1, 1_000, 900_000])

@@ -44,7 +44,7 @@ async def test_other_requests_are_answered_while_a_long_answer_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Regression: the event loop waited until the whole answer was encoded."""
-    monkeypatch.setattr(server, "_TURN_S", 0.0)
+    monkeypatch.setattr(server, "_ENCODE_S", 0.0)
     turns_of, done = dict[str, int](), dict[str, bytes]()
 
     async def many(_: Call) -> Items:

@@ -34,7 +34,7 @@ def connect_failed(number: int) -> aiohttp.ClientConnectorError:
     ("number", "message"),
     [
         (errno.ECONNREFUSED, "nothing listens there (the connection was refused)"),
-        (errno.EHOSTUNREACH, "there is no way to its host"),
+        (errno.EHOSTUNREACH, "there is no route to its host"),
         (errno.ETIMEDOUT, "it did not answer in time"),
         (errno.ENOTCONN, "Transport endpoint is not connected"),
     ],
@@ -48,6 +48,10 @@ def test_the_error_of_a_failed_connection_follows_from_its_errno(number: int, me
     ("error", "message"),
     [
         (OSError("Multiple exceptions: [Errno 111] Connect call failed, [Errno 111] x"), "nothing"),
+        (
+            OSError("Multiple exceptions: [Errno 110] Connect call failed, [Errno 101] x"),
+            "it did not answer in time; there is no route to its network",
+        ),
         (TimeoutError(), "it did not answer in time"),
         (socket.gaierror(-2, "Name or service not known"), "its name cannot be resolved"),
         (aiohttp.ServerDisconnectedError(), "it closed the connection without an answer"),

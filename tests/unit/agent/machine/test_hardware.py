@@ -9,7 +9,7 @@ import pytest
 
 from agent.machine.hardware import KEPT, read_cores, read_hardware
 from agent.machine.kernelfs import KernelFs
-from wire.cpus import Core, listed, numbers
+from wire.cpus import Core, cpu_list_text, parse_cpu_list
 from wire.errors import KernelFileError
 
 
@@ -83,8 +83,8 @@ def test_a_kernel_that_hides_its_memory_is_an_error_that_names_it(tmp_path: Path
 
 @pytest.mark.parametrize(("text", "count"), [("0", 1), ("0-3", 4), ("0-3,8", 5), ("1,3,5-6", 4)])
 def test_a_kernel_list_counts_each_number(text: str, count: int) -> None:
-    assert len(numbers(text)) == count
-    assert listed(numbers(text)) == text
+    assert len(parse_cpu_list(text)) == count
+    assert cpu_list_text(parse_cpu_list(text)) == text
 
 
 @pytest.mark.behaviour("BUG-AG4")

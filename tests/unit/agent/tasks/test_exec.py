@@ -27,7 +27,7 @@ from agent.tasks.core.inside import inside_unit
 from agent.terminal import _exit_code, run_session
 from wire.duplex import Duplex, Frame
 from wire.errors import Busy, HostError, InvalidInput, NotFound, from_problem
-from wire.flow import WINDOW_BYTES, Inflow, Outflow
+from wire.flow import WINDOW_BYTES, ReceiveQueue, SendWindow
 
 
 async def _end(duplex: Duplex) -> tuple[bytes, bytes, ExecEnd]:
@@ -318,14 +318,14 @@ async def test_the_last_output_of_a_command_arrives_even_at_a_slow_client(
     duplex: Any = _Slow()
     whatever: Any = _Written()
     session = sessions._Session(whatever, "unit", whatever, duplex, 60.0)
-    session._output.taken(0)
-    await session._output.room(WINDOW_BYTES)
+    session._output.acknowledge(0)
+    await session._output.reserve(WINDOW_BYTES)
     sending = asyncio.ensure_future(session._send_output(1))
     reported = asyncio.ensure_future(session._drain([sending], set()))
     await asyncio.wait({reported}, timeout=0.1)
     assert (reported.done(), duplex.sent) == (False, [])
 
-    session._output.taken(WINDOW_BYTES)
+    session._output.acknowledge(WINDOW_BYTES)
     await reported
 
     assert duplex.sent == [b"\1last words"]
@@ -333,10 +333,10 @@ async def test_the_last_output_of_a_command_arrives_even_at_a_slow_client(
 
 async def test_a_client_without_flow_control_gets_everything_within_bounds() -> None:
     """An older program on either side does not know flow-control windows."""
-    outflow, inflow = Outflow(), Inflow()
+    outflow, inflow = SendWindow(), ReceiveQueue()
     async with asyncio.timeout(10):
-        await outflow.room(10 * WINDOW_BYTES)
-        await outflow.room(1)
+        await outflow.reserve(10 * WINDOW_BYTES)
+        await outflow.reserve(1)
         await inflow.put(bytes(2 * WINDOW_BYTES))
     late = asyncio.ensure_future(inflow.put(b"more"))
     await asyncio.wait({late}, timeout=0.01)
@@ -351,7 +351,7 @@ async def test_a_client_without_flow_control_gets_everything_within_bounds() -> 
 @pytest.mark.parametrize("frame", [b"", None])
 async def test_frames_without_data_are_bounded(frame: bytes | None) -> None:
     """The agent held them without limit while a command did not read its input."""
-    inflow = Inflow()
+    inflow = ReceiveQueue()
     await inflow.put(bytes(2 * WINDOW_BYTES - 1))
     await inflow.put(frame)
     late = asyncio.ensure_future(inflow.put(frame))

@@ -45,11 +45,11 @@ def issued(authority: CertificateAuthority, life_s: float) -> Credential:
 def called(own: OwnIdentity, held: Credential) -> None:
     """Call the host that holds this credential, with a handshake in memory."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    token = tls.EXPECTED.set("/host/vm1")
+    token = tls.EXPECTED_SERVER.set("/host/vm1")
     try:
         client = own.agents_context().wrap_bio(back, there, server_hostname=HOST)
     finally:
-        tls.EXPECTED.reset(token)
+        tls.EXPECTED_SERVER.reset(token)
     context = tls.server_context(held, require_client=True)
     server = context.wrap_bio(there, back, server_side=True)
     open_ends = [client, server]

@@ -17,7 +17,7 @@ from agent.cli.task_options import checked_spec
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.cli.jobfile import read_job
 from control_plane.profiles.core.proposal import check_text
-from wire.written import plain
+from wire.quantity_fields import parse_quantities
 
 pytestmark = pytest.mark.behaviour("BUG-UX4")
 
@@ -65,7 +65,7 @@ def test_the_first_job_file_of_a_page_can_be_applied(page: str, tmp_path: Path) 
 @pytest.mark.behaviour("BUG-UX4")
 def test_the_task_file_example_is_valid_for_the_agent() -> None:
     """Checks docs/task-lifecycle.md."""
-    document = plain(tomllib.loads(first_block("task-lifecycle")), TaskSpec)
+    document = parse_quantities(tomllib.loads(first_block("task-lifecycle")), TaskSpec)
     assert checked_spec(document).command == ["/bin/serve"]
 
 

@@ -1,5 +1,6 @@
-"""Runs without an operator: after a boot, by the timer, at the end of a trial, and again after a
-run that changed the facts of its own profile.
+"""Runs without an operator: after a boot, by the timer, and at the end of a trial.
+
+A run that changed the facts of its own profile is also repeated here.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from sidekick.report import ApplyOutcome, ProfileState, Report
 from sidekick.setting import Host
 from sidekick.state import StateFolder
 from sidekick.status import verify
-from sidekick.targets import rendered_again
+from sidekick.targets import render_again
 
-ROUNDS = 3
-"""A setting can change the facts of another one, and that one the facts of a third; no more."""
+MAX_ROUNDS = 3
+"""A setting can change the facts of a second one, and that one the facts of a third."""
 
 
 def resume(host: Host, state: StateFolder) -> Report:
@@ -29,16 +30,20 @@ def resume(host: Host, state: StateFolder) -> Report:
     if record.trial and is_over(record.trial, host):
         target = record.trial.back
     elif record.trial:  # a trial stays a trial
-        until = record.trial.until
-        return ApplyRun(host, state, target or Target(), trial_until=until).carry_out()
+        run = ApplyRun(
+            host, state, target or Target(), command="resume", trial_until=record.trial.until
+        )
+        return run.carry_out()
     if target is None:
         state.end()
         return Report(command="resume", at=host.now(), boot_id=host.hardware.boot_id)
-    target, _ = rendered_again(target, host)
-    return settled(host, state, ApplyRun(host, state, target, command="resume").carry_out())
+    target, _ = render_again(target, host)
+    return reapply_while_facts_change(
+        host, state, ApplyRun(host, state, target, command="resume").carry_out()
+    )
 
 
-def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
+def verify_by_timer(host: Host, state: StateFolder, *, repair: bool) -> Report:
     """Compare the host with its profile for the timer; `repair` restores drifted values.
 
     A trial whose own timer was lost ends here, too.
@@ -50,8 +55,10 @@ def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
     record = state.load()
     drifted = report.state is ProfileState.DRIFTED and state.unfinished() is None
     if repair and drifted and record.applied and not record.trial:
-        target, _ = rendered_again(record.applied, host)
-        repaired = settled(host, state, ApplyRun(host, state, target, command="repair").carry_out())
+        target, _ = render_again(record.applied, host)
+        repaired = reapply_while_facts_change(
+            host, state, ApplyRun(host, state, target, command="repair").carry_out()
+        )
         found = [
             f"{s.setting} {s.detail}" for s in report.settings if s.outcome is ApplyOutcome.DRIFTED
         ]
@@ -61,17 +68,17 @@ def watch(host: Host, state: StateFolder, *, repair: bool) -> Report:
     return report
 
 
-def settled(host: Host, state: StateFolder, report: Report) -> Report:
+def reapply_while_facts_change(host: Host, state: StateFolder, report: Report) -> Report:
     """Apply a profile again while applying it changes what it asks for.
 
     With SMT off there are fewer processors, so `= cpu.count * 2` has another value. `report` is the
     report of the previous run.
     """
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         record = state.load()
         if report.state is not ProfileState.VERIFIED or record.applied is None:
             return report
-        target, _ = rendered_again(record.applied, host)
+        target, _ = render_again(record.applied, host)
         if target.wanted == record.applied.wanted:
             return report
         report = ApplyRun(host, state, target, command=report.command).carry_out()

@@ -1,8 +1,8 @@
-"""Follows the addresses of jobs with one long-polling call, and keeps the last known ones.
+"""Follows the endpoints of jobs with one long-polling call, and keeps the last known ones.
 
 A job is followed from the first request of a client until `IDLE_S` after the last one. While the
-control plane is unreachable its last answer is used: tasks outlive the control plane (P1), so most
-of the listed tasks still serve.
+control plane is unreachable, its last answer stays in force: tasks outlive the control plane (P1),
+so most of the listed tasks still serve.
 """
 
 from __future__ import annotations
@@ -30,26 +30,29 @@ _RETRY_FIRST_S, _RETRY_MAX_S = 0.2, 5.0
 
 
 @dataclass(slots=True)
-class _Followed:
+class _FollowedJob:
     """The known addresses of one job."""
 
-    asked_at: float
+    requested_at: float
     revision: int | None = None
     """0: there is no such job; None: unknown."""
     endpoints: Endpoints | None = None
     known: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class ZoneFollower:
-    """Returns the addresses of followed jobs at once; a request begins to follow a job."""
+class EndpointFollower:
+    """Returns the known addresses of jobs at once; the first request for a job follows it."""
 
     def __init__(self, watch: Watch, changed: Callable[[], None] = lambda: None) -> None:
         """`changed` is called after each change of addresses."""
         self._watch = watch
         self._changed = changed
-        self._jobs: dict[str, _Followed] = {}
-        self._news: asyncio.Task[EndpointChanges] | None = None
-        self._asked = asyncio.Event()
+        self._jobs: dict[str, _FollowedJob] = {}
+        self._call: asyncio.Task[EndpointChanges] | None = None
+        self._is_waiting = False
+        """Whether the pending call waits for changes. A call with an unknown job is answered at
+        once; it must not be cancelled, or a flood of new names would keep it from its answer."""
+        self._has_jobs = asyncio.Event()
         self.failing = ""
         """Why the control plane does not answer; empty while it answers."""
 
@@ -59,62 +62,63 @@ class ZoneFollower:
         Waits up to `wait_s` for the first answer, then raises `Busy`. Also raises `Busy` if more
         jobs are followed than one call allows.
         """
-        found = self._follow(job)
-        if not found.known.is_set():
+        followed = self._followed_job(job)
+        if not followed.known.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await found.known.wait()
-        if found.revision is None:
+                    await followed.known.wait()
+        if followed.revision is None:
             why = self.failing or "no answer yet"
             raise Busy(f"the addresses of job {job!r} are unknown: {why}")
-        return found.endpoints
+        return followed.endpoints
 
-    def _follow(self, job: str) -> _Followed:
+    def _followed_job(self, job: str) -> _FollowedJob:
         now = asyncio.get_running_loop().time()
-        found = self._jobs.get(job)
-        if found is None:
+        followed = self._jobs.get(job)
+        if followed is None:
             self._forget_idle(now)
-            self._make_room()
+            self._forget_missing_if_full()
             if len(self._jobs) >= MAX_JOBS_WATCHED:
                 raise Busy(
                     f"{MAX_JOBS_WATCHED} jobs, the maximum, are followed already; {job!r} is not"
                 )
-            found = self._jobs[job] = _Followed(now)
-            self._asked.set()
-            if self._news is not None:
-                self._news.cancel()  # the pending request does not include this job
-        found.asked_at = now
-        return found
+            followed = self._jobs[job] = _FollowedJob(now)
+            self._has_jobs.set()
+            if self._call is not None and self._is_waiting:
+                self._call.cancel()  # the pending call does not include this job
+        followed.requested_at = now
+        return followed
 
     def _forget_idle(self, now: float) -> None:
-        for job in [j for j, f in self._jobs.items() if now - f.asked_at > IDLE_S]:
+        for job in [j for j, f in self._jobs.items() if now - f.requested_at > IDLE_S]:
             del self._jobs[job]
 
-    def _make_room(self) -> None:
+    def _forget_missing_if_full(self) -> None:
         """Forget a job that does not exist if the maximum is followed.
 
         Otherwise questions for invented names would keep clients from the jobs that exist.
         """
         if len(self._jobs) < MAX_JOBS_WATCHED:
             return
-        missing = [job for job, found in self._jobs.items() if found.revision == 0]
+        missing = [job for job, followed in self._jobs.items() if followed.revision == 0]
         if missing:
-            del self._jobs[min(missing, key=lambda job: self._jobs[job].asked_at)]
+            del self._jobs[min(missing, key=lambda job: self._jobs[job].requested_at)]
 
     async def run(self) -> None:
         """Follow until cancelled; retry with growing pauses while the control plane fails."""
         retry_s = _RETRY_FIRST_S
         while True:
             if not self._jobs:
-                self._asked.clear()
-                await self._asked.wait()
-            known = {job: found.revision for job, found in self._jobs.items()}
-            self._news = asyncio.ensure_future(self._watch(known, WAIT_S))
+                self._has_jobs.clear()
+                await self._has_jobs.wait()
+            known = {job: followed.revision for job, followed in self._jobs.items()}
+            self._is_waiting = None not in known.values()
+            self._call = asyncio.ensure_future(self._watch(known, WAIT_S))
             try:
-                await asyncio.wait([self._news])
-                if self._news.cancelled():
+                await asyncio.wait([self._call])
+                if self._call.cancelled():
                     continue
-                news = self._news.result()
+                changes = self._call.result()
             except TwineError as e:
                 if not self.failing:
                     log.warning("the control plane does not answer", extra={"why": str(e)})
@@ -123,24 +127,24 @@ class ZoneFollower:
                 retry_s = min(2 * retry_s, _RETRY_MAX_S)
                 continue
             finally:
-                self._news.cancel()
-                self._news = None
+                self._call.cancel()
+                self._call = None
             if self.failing:
                 log.info("the control plane answers again")
             self.failing, retry_s = "", _RETRY_FIRST_S
-            self._take(news)
+            self._apply(changes)
             self._forget_idle(asyncio.get_running_loop().time())
 
-    def _take(self, news: EndpointChanges) -> None:
-        for endpoints in news.changed:
-            self._learn(endpoints.job, endpoints.revision, endpoints)
-        for job in news.missing:
-            self._learn(job, 0, None)
-        if news.changed or news.missing:
+    def _apply(self, changes: EndpointChanges) -> None:
+        for endpoints in changes.changed:
+            self._update(endpoints.job, endpoints.revision, endpoints)
+        for job in changes.missing:
+            self._update(job, 0, None)
+        if changes.changed or changes.missing:
             self._changed()
 
-    def _learn(self, job: str, revision: int, endpoints: Endpoints | None) -> None:
-        found = self._jobs.get(job)
-        if found is not None:
-            found.revision, found.endpoints = revision, endpoints
-            found.known.set()
+    def _update(self, job: str, revision: int, endpoints: Endpoints | None) -> None:
+        followed = self._jobs.get(job)
+        if followed is not None:
+            followed.revision, followed.endpoints = revision, endpoints
+            followed.known.set()

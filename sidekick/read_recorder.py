@@ -23,12 +23,12 @@ from sidekick.state import StateFolder
 from wire.errors import KernelFileError, ProgramError
 
 
-class KeepingFs(KernelFs, frozen=True):
+class RecordingFs(KernelFs, frozen=True):
     """The kernel's files; records what is read."""
 
     plain: KernelFs = msgspec.field(default_factory=KernelFs)
     """The files without the recording."""
-    kept: dict[tuple[bytes, bytes], bytes] = msgspec.field(default_factory=dict)
+    reads: dict[tuple[bytes, bytes], bytes] = msgspec.field(default_factory=dict)
     unrecorded: list[str] = msgspec.field(default_factory=list)
     """Accesses that cannot be recorded."""
 
@@ -39,9 +39,9 @@ class KeepingFs(KernelFs, frozen=True):
 
     def exists(self, path: str) -> bool:
         """Return whether the kernel has this attribute."""
-        found = self.plain.exists(path)
-        self._keep(look.THERE, path, b"%d" % found)
-        return found
+        exists = self.plain.exists(path)
+        self._record(look.EXISTS, path, b"%d" % exists)
+        return exists
 
     def read(self, path: str) -> str:
         """Return the attribute without surrounding white space."""
@@ -49,36 +49,36 @@ class KeepingFs(KernelFs, frozen=True):
             text = self.plain.read(path)
         except KernelFileError as e:
             if isinstance(e.__cause__, FileNotFoundError | NotADirectoryError):
-                self._keep(look.MISSING, path, b"")
+                self._record(look.MISSING, path, b"")
             else:
                 self.unrecorded.append(path)
             raise
-        self._keep(look.TEXT, path, look.still(path.encode(), text.encode()))
+        self._record(look.TEXT, path, look.comparable(path.encode(), text.encode()))
         return text
 
     def find_bytes(self, path: str) -> bytes | None:
         """Return the bytes of a file."""
-        found = self.plain.find_bytes(path)
-        if found is None:
-            self._keep(look.MISSING, path, b"")
+        data = self.plain.find_bytes(path)
+        if data is None:
+            self._record(look.MISSING, path, b"")
         else:
-            self._keep(look.WHOLE, path, found)
-        return found
+            self._record(look.WHOLE, path, data)
+        return data
 
     def find_at(self, path: str, offset: int, size: int) -> bytes | None:
         """Return `size` bytes at an offset of a file."""
-        found = self.plain.find_at(path, offset, size)
-        if found is None:
+        data = self.plain.find_at(path, offset, size)
+        if data is None:
             self.unrecorded.append(path)
         else:
-            self._keep(look.BYTES, f"{path} {offset} {size}", found)
-        return found
+            self._record(look.BYTES, f"{path} {offset} {size}", data)
+        return data
 
     def noticed(self, interface: str, command: int, answer: bytes) -> None:
         """Record the answer of a network interface."""
         if answer:
             place = f"{interface} {command} {len(answer) // 4}"
-            self.kept[look.ANSWER, place.encode()] = answer
+            self.reads[look.ANSWER, place.encode()] = answer
         else:
             self.unrecorded.append(interface)
 
@@ -89,20 +89,20 @@ class KeepingFs(KernelFs, frozen=True):
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names in a folder."""
-        found = self.plain.names(path)
-        self._keep(look.NAMES, path, "\n".join(found).encode())
-        return found
+        names = self.plain.names(path)
+        self._record(look.NAMES, path, "\n".join(names).encode())
+        return names
 
-    def _keep(self, kind: bytes, path: str, answer: bytes) -> None:
+    def _record(self, kind: bytes, path: str, answer: bytes) -> None:
         place = os.fsencode(self.plain.path(path))
-        if self.kept.setdefault((kind, place), answer) != answer:
+        if self.reads.setdefault((kind, place), answer) != answer:
             self.unrecorded.append(path)  # its value changes between two reads
 
 
-class _Programs:
+class _RecordedPrograms:
     """Runs programs; their output cannot be recorded."""
 
-    def __init__(self, host: Host, fs: KeepingFs) -> None:
+    def __init__(self, host: Host, fs: RecordingFs) -> None:
         self._processes, self._fs = host.processes, fs
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 60.0, check: bool = True) -> Completed:
@@ -115,13 +115,13 @@ class _Programs:
         raise ProgramError(f"sidekick reads no lines of {argv[0]}")
 
 
-def watched(host: Host) -> tuple[Host, KeepingFs]:
+def with_recorder(host: Host) -> tuple[Host, RecordingFs]:
     """Return the host with recording files, and these files."""
-    fs = KeepingFs(host.fs.root, host.fs)
-    return replace(host, fs=fs, processes=_Programs(host, fs)), fs
+    fs = RecordingFs(host.fs.root, host.fs)
+    return replace(host, fs=fs, processes=_RecordedPrograms(host, fs)), fs
 
 
-def keep(state: StateFolder, report: Report, fs: KeepingFs) -> bool:
+def store_reads(state: StateFolder, report: Report, fs: RecordingFs) -> bool:
     """Store what was read for a report; return whether `look.py` can read it again.
 
     The caller holds the lock, and has found neither an interrupted run nor a trial.
@@ -137,7 +137,7 @@ def keep(state: StateFolder, report: Report, fs: KeepingFs) -> bool:
         if not found:
             return False
         text = head + b"\n  %s: %s" % (key, word) + tail
-    parts = [look.record(kind, place, answer) for (kind, place), answer in fs.kept.items()]
-    parts.append(look.record(look.REPORT, b"", text + b"\n"))
-    state.keep(look.HEAD + bytes(state.folder) + b"\n" + b"".join(parts))
+    parts = [look.encode_record(kind, place, answer) for (kind, place), answer in fs.reads.items()]
+    parts.append(look.encode_record(look.REPORT, b"", text + b"\n"))
+    state.save_reads(look.HEAD + bytes(state.folder) + b"\n" + b"".join(parts))
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 
 import pytest
 from test_dns import an_endpoint
@@ -11,7 +12,7 @@ from virtual_time import run
 
 from control_plane.api.endpoints import Endpoints
 from control_plane.api.watch import MAX_JOBS_WATCHED, EndpointChanges
-from resolver.following import IDLE_S, ZoneFollower
+from resolver.endpoint_follower import IDLE_S, EndpointFollower
 from wire.errors import Busy, Unreachable
 
 
@@ -21,6 +22,7 @@ class Front:
     def __init__(self) -> None:
         self.jobs: dict[str, Endpoints] = {}
         self.away = False
+        self.latency_s = 0.0
         self.calls: list[dict[str, int | None]] = []
 
     def serve(self, job: str, revision: int, *hosts: str) -> None:
@@ -29,6 +31,7 @@ class Front:
 
     async def watch(self, known: Mapping[str, int | None], wait_s: float) -> EndpointChanges:
         self.calls.append(dict(known))
+        await asyncio.sleep(self.latency_s)
         end = asyncio.get_running_loop().time() + wait_s
         while True:
             if self.away:
@@ -47,7 +50,7 @@ def following(scenario) -> None:
     async def main() -> None:
         front = Front()
         notified = []
-        follower = ZoneFollower(front.watch, lambda: notified.append(None))
+        follower = EndpointFollower(front.watch, lambda: notified.append(None))
         task = asyncio.create_task(follower.run())
         try:
             await scenario(front, follower)
@@ -63,7 +66,7 @@ def hosts(found: Endpoints | None) -> list[str]:
 
 
 def test_a_job_is_followed_from_the_first_request():
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         front.serve("web", 1, "a")
         assert hosts(await follower.get("web", 2)) == ["a"]
         front.serve("web", 2, "a", "b")
@@ -74,7 +77,7 @@ def test_a_job_is_followed_from_the_first_request():
 
 
 def test_a_job_that_is_added_does_not_wait_behind_those_that_do_not_change():
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         front.serve("web", 1, "a")
         front.serve("api", 1, "b")
         await follower.get("web", 2)
@@ -85,7 +88,7 @@ def test_a_job_that_is_added_does_not_wait_behind_those_that_do_not_change():
 
 
 def test_a_job_that_is_created_and_deleted_is_followed():
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         assert await follower.get("web", 2) is None
         front.serve("web", 7, "a")
         await asyncio.sleep(1)
@@ -100,7 +103,7 @@ def test_a_job_that_is_created_and_deleted_is_followed():
 def test_last_known_records_are_served_while_the_control_plane_is_down():
     """Clients keep the records that they had before the outage."""
 
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         front.serve("web", 1, "a")
         await follower.get("web", 2)
         front.away = True
@@ -119,7 +122,7 @@ def test_last_known_records_are_served_while_the_control_plane_is_down():
 
 
 def test_a_job_without_requests_is_no_longer_followed():
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         front.serve("web", 1, "a")
         front.serve("api", 1, "a")
         await follower.get("web", 2)
@@ -133,7 +136,7 @@ def test_a_job_without_requests_is_no_longer_followed():
 
 
 def test_more_jobs_than_one_call_takes_are_refused():
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         for i in range(MAX_JOBS_WATCHED):
             front.serve(f"job{i}", 1)
             assert hosts(await follower.get(f"job{i}", 2)) == []
@@ -143,9 +146,34 @@ def test_more_jobs_than_one_call_takes_are_refused():
     following(scenario)
 
 
+@pytest.mark.behaviour("BUG-AG113")
+def test_a_flood_of_names_does_not_stop_the_answers():
+    """A new name every 10 ms, and a control plane that takes 50 ms to answer."""
+
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
+        front.latency_s = 0.05
+        front.serve("web", 1, "a")
+
+        async def flood() -> None:
+            for i in range(MAX_JOBS_WATCHED):
+                with suppress(Busy):
+                    await follower.get(f"invented{i}")
+                await asyncio.sleep(0.01)
+
+        flooding = asyncio.create_task(flood())
+        await asyncio.sleep(0.1)
+        assert hosts(await follower.get("web", 1)) == ["a"]
+        front.serve("web", 2, "b")
+        await asyncio.sleep(1)
+        assert hosts(await follower.get("web")) == ["b"]
+        await flooding
+
+    following(scenario)
+
+
 @pytest.mark.behaviour("BUG-AG63")
 def test_invented_names_do_not_keep_clients_from_jobs():
-    async def scenario(front: Front, follower: ZoneFollower) -> None:
+    async def scenario(front: Front, follower: EndpointFollower) -> None:
         front.serve("web", 1, "a")
         front.serve("api", 1, "b")
         assert hosts(await follower.get("web", 2)) == ["a"]

@@ -1,4 +1,4 @@
-"""Keeps a proxy's configuration up to date: writes the whole file, checks it, reloads the proxy."""
+"""Keeps a proxy's configuration up to date: writes the file, checks it, reloads the proxy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from control_plane.api.endpoints import Endpoints
-from resolver.following import ZoneFollower
+from resolver.endpoint_follower import EndpointFollower
 from resolver.proxies import Known, ProxiedService, Render, is_host
 from resolver.zone import ip_version
 from wire.errors import Busy, HostError, ProgramError, TwineError
@@ -26,7 +26,7 @@ PROGRAM_S = 60.0
 SETTLE_S = 0.1
 """Changes within this time are written together, because each reload starts a new process of the
 proxy. Much shorter than a job's `update.drain_s`, the limit for removing a task from the proxy."""
-_ASK_AGAIN_S = 60.0
+_REFRESH_S = 60.0
 _RETRY_S = 2.0
 _RESOLVE_S = 5.0
 """Longest wait for DNS before a file is written; the names are looked up at once."""
@@ -42,22 +42,22 @@ class ProxyFile:
         self.path = path
         self._check = check
         self._reload = reload
-        self._in_force: str | None = None
+        self._loaded_text: str | None = None
         """The text of the last reload that succeeded; None before the first."""
 
-    async def bring(self, text: str) -> bool:
+    async def update(self, text: str) -> bool:
         """Make the proxy use this text; return whether it was reloaded.
 
         A text that the check refuses is never written to the file. A failed reload is repeated at
         the next call, also by a process that starts after this one was killed.
         """
-        if text == self._in_force:
+        if text == self._loaded_text:
             return False
         new = self.path.with_name(f".{self.path.name}.new")
         try:
             _write(new, text)
             if self._check:
-                await run([word.replace(FILE, str(new)) for word in self._check])
+                await run_program([word.replace(FILE, str(new)) for word in self._check])
             new.replace(self.path)
         except OSError as e:
             raise HostError(f"cannot write {self.path}: {e.strerror or e}") from e
@@ -65,8 +65,8 @@ class ProxyFile:
             with suppress(OSError):
                 new.unlink(missing_ok=True)
         if self._reload:
-            await run(self._reload)
-        self._in_force = text
+            await run_program(self._reload)
+        self._loaded_text = text
         return True
 
 
@@ -77,16 +77,16 @@ def _write(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-async def known_of(
-    follower: ZoneFollower, services: Sequence[ProxiedService], wait_s: float
+async def usable_endpoints(
+    follower: EndpointFollower, services: Sequence[ProxiedService], wait_s: float
 ) -> Known:
     """Return the usable addresses of all services; raises `Busy` while one is unknown."""
     jobs = sorted({s.job for s in services})
     found = await asyncio.gather(*(follower.get(job, wait_s) for job in jobs))
     hosts = {endpoint.host for e in found if e is not None for endpoint in e.endpoints}
-    whys = await asyncio.gather(*map(_why_unusable, hosts))
-    unusable = {host: why for host, why in zip(hosts, whys, strict=True) if why}
-    return {job: _without(e, unusable) for job, e in zip(jobs, found, strict=True)}
+    reasons = await asyncio.gather(*map(_why_unusable, hosts))
+    unusable = {host: why for host, why in zip(hosts, reasons, strict=True) if why}
+    return {job: _without_unusable(e, unusable) for job, e in zip(jobs, found, strict=True)}
 
 
 async def _why_unusable(host: str) -> str:
@@ -110,19 +110,19 @@ async def _why_unusable(host: str) -> str:
     return ""
 
 
-def _without(found: Endpoints | None, unusable: Mapping[str, str]) -> Endpoints | None:
+def _without_unusable(found: Endpoints | None, unusable: Mapping[str, str]) -> Endpoints | None:
     """Return the addresses without the unusable ones, which are logged."""
     if found is None:
         return None
-    for one in found.endpoints:
-        if why := unusable.get(one.host):
-            extra = {"task": one.task, "host": one.host, "why": why}
+    for endpoint in found.endpoints:
+        if why := unusable.get(endpoint.host):
+            extra = {"task": endpoint.task, "host": endpoint.host, "why": why}
             log.warning("a task is left out: no proxy can use its host", extra=extra)
     return replace(found, endpoints=[e for e in found.endpoints if e.host not in unusable])
 
 
-async def keep(
-    follower: ZoneFollower,
+async def keep_up_to_date(
+    follower: EndpointFollower,
     changed: asyncio.Event,
     services: Sequence[ProxiedService],
     render: Render,
@@ -136,8 +136,8 @@ async def keep(
     while True:
         changed.clear()
         try:
-            known = await known_of(follower, services, _ASK_AGAIN_S)
-            if await file.bring(render(services, known)):
+            known = await usable_endpoints(follower, services, _REFRESH_S)
+            if await file.update(render(services, known)):
                 log.info("the proxy got new addresses of jobs", extra=_counts(known))
         except Busy as e:
             log.warning("waiting for the control plane", extra={"why": str(e)})
@@ -148,7 +148,7 @@ async def keep(
             await asyncio.sleep(_RETRY_S)
             continue
         with suppress(TimeoutError):
-            async with asyncio.timeout(_ASK_AGAIN_S):
+            async with asyncio.timeout(_REFRESH_S):
                 await changed.wait()
         await asyncio.sleep(SETTLE_S)
 
@@ -157,13 +157,13 @@ def _counts(known: Known) -> dict[str, object]:
     return {job: "no such job" if e is None else len(e.endpoints) for job, e in known.items()}
 
 
-async def run(argv: Sequence[str]) -> None:
+async def run_program(argv: Sequence[str]) -> None:
     """Run a program to its end. Raises `ProgramError` with the last line of its output.
 
     A process that it leaves behind, such as a proxy in the background, may keep its output open.
     """
     command, tail = " ".join(argv), bytearray()
-    with _reading(tail) as output:
+    with _output_tail(tail) as output:
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
@@ -186,27 +186,27 @@ async def run(argv: Sequence[str]) -> None:
 
 
 @contextmanager
-def _reading(tail: bytearray) -> Iterator[int]:
+def _output_tail(tail: bytearray) -> Iterator[int]:
     """Yield a pipe for a program's output; `tail` has the last bytes afterwards."""
     loop = asyncio.get_running_loop()
-    out, into = os.pipe()
-    os.set_blocking(out, False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
 
     def read() -> None:
         try:
-            data = os.read(out, _TAIL_BYTES)
+            data = os.read(read_end, _TAIL_BYTES)
         except BlockingIOError:
             return
         tail.extend(data)
         del tail[:-_TAIL_BYTES]
         if not data:
-            loop.remove_reader(out)
+            loop.remove_reader(read_end)
 
-    loop.add_reader(out, read)
+    loop.add_reader(read_end, read)
     try:
-        yield into
+        yield write_end
         read()  # what the program wrote just before its end
     finally:
-        loop.remove_reader(out)
-        os.close(out)
-        os.close(into)
+        loop.remove_reader(read_end)
+        os.close(read_end)
+        os.close(write_end)

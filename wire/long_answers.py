@@ -9,13 +9,13 @@ from typing import Any
 
 from aiohttp import web
 
-from wire.connection import has_left, leaving
+from wire.connection import is_disconnected, on_disconnect
 
 log = logging.getLogger(__name__)
 
 READER_CHECK_S = 5.0
-"""How long a silent stream (a quiet log) outlives its reader at most, where no `HttpConnection`
-reports that the reader left."""
+"""Seconds between checks for a reader that left, where no `HttpConnection` reports it. A silent
+stream (a quiet log) outlives its reader by this time at most."""
 
 
 class CallerLeft(Exception):
@@ -26,11 +26,11 @@ async def until_caller_leaves(request: web.Request, work: Awaitable[Any]) -> Any
     """Return the result of a wait for news; raise `CallerLeft` once its caller has gone."""
     task = asyncio.current_task()
     assert task is not None
-    with leaving(request, task.cancel):
+    with on_disconnect(request, task.cancel):
         try:
             return await work
         except asyncio.CancelledError:
-            if not has_left(request):
+            if not is_disconnected(request):
                 raise
             task.uncancel()
             raise CallerLeft from None
@@ -39,8 +39,10 @@ async def until_caller_leaves(request: web.Request, work: Awaitable[Any]) -> Any
 async def answer_in_chunks(
     request: web.Request, chunks: AsyncIterator[bytes]
 ) -> web.StreamResponse:
-    """Answer in chunks. A failure before the first chunk is answered with a problem document. A
-    stream that breaks later ends without its end mark, so that the reader notices.
+    """Answer in chunks.
+
+    A failure before the first chunk is answered with a problem document. A stream that breaks later
+    ends without its end mark, so that the reader notices.
     """
     response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
     try:
@@ -70,11 +72,11 @@ async def _while_connected(
         while True:
             waiting = asyncio.ensure_future(anext(chunks))
             try:
-                with leaving(request, waiting.cancel):
+                with on_disconnect(request, waiting.cancel):
                     while not (await asyncio.wait({waiting}, timeout=READER_CHECK_S))[0]:
-                        if has_left(request):
+                        if is_disconnected(request):
                             return
-                if waiting.cancelled() and has_left(request):
+                if waiting.cancelled() and is_disconnected(request):
                     return
                 yield waiting.result()
             except StopAsyncIteration:

@@ -14,40 +14,40 @@ from wire.errors import TwineError
 Write = Callable[[SettingChange], None]
 
 
-def write_all(changes: Sequence[SettingChange], make: Write, take_back: Write | None) -> None:
+def write_all(changes: Sequence[SettingChange], apply: Write, undo: Write | None) -> None:
     """Write all changes, in the given order where the kernel accepts it.
 
-    Without `take_back` the changes do not depend on each other, and no other order is tried.
+    Without `undo` the changes do not depend on each other, and no other order is tried.
     A refused change is tried again after the others. A change that stays refused is written
-    first, after the others were taken back. `make` raises for a refusal; that error is raised
+    first, after the others were undone. `apply` raises for a refusal; that error is raised
     if no such order is accepted.
     """
-    if take_back is None:
+    if undo is None:
         for change in changes:
-            make(change)
+            apply(change)
         return
-    head, moved = list[SettingChange](), set[str]()
+    first, moved_first = list[SettingChange](), set[str]()
     while True:
-        rest = [change for change in changes if change not in head]
-        written, refused = in_passes(rest, make)
+        rest = [change for change in changes if change not in first]
+        written, refused = call_in_passes(rest, apply)
         if not refused:
             return
-        stuck, error = refused[0]
-        if not (head or written) or stuck.setting in moved:
+        refused_change, error = refused[0]
+        if not (first or written) or refused_change.setting in moved_first:
             raise error
-        for change in reversed([*head, *written]):
-            take_back(change)
-        moved.add(stuck.setting)
-        head = [stuck]
-        make(stuck)
+        for change in reversed([*first, *written]):
+            undo(change)
+        moved_first.add(refused_change.setting)
+        first = [refused_change]
+        apply(refused_change)
 
 
-def in_passes(
-    changes: Sequence[SettingChange], make: Write
+def call_in_passes(
+    changes: Sequence[SettingChange], call: Write
 ) -> tuple[list[SettingChange], list[tuple[SettingChange, TwineError]]]:
-    """Make all changes, and the refused ones again, until a pass makes none.
+    """Call `call` with each change, and again with the refused ones, until a pass accepts none.
 
-    Returns what was made, in that order, and what stays refused.
+    Returns the accepted changes in that order, and the refused ones with their errors.
     """
     written: list[SettingChange] = []
     pending = list(changes)
@@ -55,7 +55,7 @@ def in_passes(
         refused: list[tuple[SettingChange, TwineError]] = []
         for change in pending:
             try:
-                make(change)
+                call(change)
                 written.append(change)
             except TwineError as e:
                 refused.append((change, e))

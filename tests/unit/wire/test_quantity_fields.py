@@ -20,9 +20,9 @@ from control_plane.autoscaler.daemon import AutoscalerConfig
 from control_plane.config import Config
 from control_plane.optimus.daemon import optimus_config
 from wire.config_file import read_config
+from wire.quantity_fields import parse_quantities
 from wire.units import quantity_of
 from wire.violations import violations
-from wire.written import plain
 
 WRITTEN = (
     *(TaskSpec, ProfileSpec, Location, AgentConfig, JobSpec, EntitlementSpec, EntitlementChange),
@@ -49,7 +49,7 @@ def test_sizes_as_text_become_numbers_at_any_depth() -> None:
         "environment": {"CACHE": "48MiB"},
         "resources": {"io": [{"device": "/dev/vda", "read_bytes_per_s": "10MiB"}]},
     }
-    job = msgspec.convert(plain(written, JobSpec), JobSpec)
+    job = msgspec.convert(parse_quantities(written, JobSpec), JobSpec)
     assert (job.limits.memory_max_bytes, job.limits.cpu_max_cores) == (48 << 20, 0.5)
     assert job.probe is not None
     assert (job.probe.interval_s, job.probe.timeout_s) == (2.0, 1.0)
@@ -78,7 +78,7 @@ def test_sizes_as_text_become_numbers_at_any_depth() -> None:
 def test_the_error_for_a_bad_value_lists_accepted_forms(
     field: str, value: Any, reason: str
 ) -> None:
-    (error,) = violations(plain(JOB | {"limits": {field: value}}, JobSpec), JobSpec)
+    (error,) = violations(parse_quantities(JOB | {"limits": {field: value}}, JobSpec), JobSpec)
     assert error.field == f"limits.{field}"
     assert error.reason.startswith(reason)
 
@@ -107,7 +107,7 @@ def test_the_error_for_a_bad_value_lists_accepted_forms(
 )
 def test_no_error_is_in_the_words_of_the_library(document: dict[str, Any], reason: str) -> None:
     """A job file's error shows no regular expression."""
-    (error,) = violations(plain(JOB | document, JobSpec), JobSpec)
+    (error,) = violations(parse_quantities(JOB | document, JobSpec), JobSpec)
     assert reason in error.reason
     assert "regex" not in error.reason
     assert "`" not in error.reason
@@ -132,7 +132,7 @@ def test_a_field_that_files_call_by_a_shorter_name_takes_the_same() -> None:
     class Leave(msgspec.Struct):
         after_s: float = msgspec.field(name="after", default=0.0)
 
-    assert plain({"after": "30s"}, Leave) == {"after": 30.0}
+    assert parse_quantities({"after": "30s"}, Leave) == {"after": 30.0}
 
 
 @pytest.mark.behaviour("BUG-AG17")
@@ -154,8 +154,8 @@ def test_every_pattern_of_a_field_has_a_description(kind: type) -> None:
     )
 )
 def test_any_document_can_be_converted_and_plain_values_do_not_change(document: Any) -> None:
-    once = plain(document, JobSpec)
-    assert repr(plain(once, JobSpec)) == repr(once)
+    once = parse_quantities(document, JobSpec)
+    assert repr(parse_quantities(once, JobSpec)) == repr(once)
 
 
 @given(st.integers(4 << 20, 1 << 50), st.floats(1e-3, 86_400), st.floats(0.01, 4096))
@@ -164,7 +164,7 @@ def test_a_job_written_as_text_is_the_same_job(memory: int, wait: float, cpus: f
         "limits": {"memory_max_bytes": memory, "cpu_max_cores": cpus},
         "stop_timeout_s": wait,
     }
-    assert plain(JOB | as_text(numbers), JobSpec) == JOB | numbers
+    assert parse_quantities(JOB | as_text(numbers), JobSpec) == JOB | numbers
 
 
 def as_text(value: Any) -> Any:

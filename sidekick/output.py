@@ -54,7 +54,7 @@ COLOURS: dict[str, int] = {
 
 def print_json(value: Any) -> None:
     """Print a value as a document of several lines."""
-    _say(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    _write_line(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -65,7 +65,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     lines = [[printable(" ".join(str(cell).split())) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for line in lines:
-            _say("\t".join(line))
+            _write_line("\t".join(line))
         return
     if not lines:
         return
@@ -99,7 +99,7 @@ def printable(text: str) -> str:
     )
 
 
-def _say(line: str, to: TextIO | None = None) -> None:
+def _write_line(line: str, to: TextIO | None = None) -> None:
     (to or sys.stdout).write(f"{line}\n")
 
 
@@ -113,7 +113,7 @@ def _coloured(cell: str) -> str:
 
 
 def _print_row(cells: Sequence[str]) -> None:
-    _say("  ".join(cells).rstrip())
+    _write_line("  ".join(cells).rstrip())
 
 
 def print_report(report: Report) -> None:
@@ -129,7 +129,7 @@ def print_report(report: Report) -> None:
     before = f" (before: {report.effective or 'no profile'})"
     effective = before if report.effective != report.name else ""
     detail = f": {printable(report.detail)}" if report.detail else ""
-    _say(f"{name}: {_coloured(report.state)}{effective}{detail}")
+    _write_line(f"{name}: {_coloured(report.state)}{effective}{detail}")
 
 
 def print_plan(report: PlanReport, why: dict[str, str]) -> None:
@@ -144,7 +144,7 @@ def print_plan(report: PlanReport, why: dict[str, str]) -> None:
     counts = [f"{len(report.changes)} to change", f"{report.unchanged} as wanted"]
     counts += [f"{len(report.unsupported)} unsupported"] if report.unsupported else []
     counts += [f"{len(report.missing)} not possible"] if report.missing else []
-    _say(f"{report.name}: {', '.join(counts)}{needs}")
+    _write_line(f"{report.name}: {', '.join(counts)}{needs}")
 
 
 def _absent(wanted: WantedSetting, how: str, why: dict[str, str]) -> Sequence[object]:
@@ -154,8 +154,8 @@ def _absent(wanted: WantedSetting, how: str, why: dict[str, str]) -> Sequence[ob
 
 def print_error(error: TwineError) -> None:
     """Print the error, all its details, and what to try."""
-    _say(f"{_styled('sidekick:', RED, sys.stderr)} {printable(str(error))}", sys.stderr)
+    _write_line(f"{_styled('sidekick:', RED, sys.stderr)} {printable(str(error))}", sys.stderr)
     for each in error.errors:
-        _say(printable(f"  {each.field}: {each.reason}"), sys.stderr)
+        _write_line(printable(f"  {each.field}: {each.reason}"), sys.stderr)
     if error.hint:
-        _say(printable(f"  try: {error.hint}"), sys.stderr)
+        _write_line(printable(f"  try: {error.hint}"), sys.stderr)
