@@ -99,7 +99,7 @@ class LoadedJobs:
                 self._cpu_s[copy.task_id, copy.invocation] += cores * STEP_S
             cpu = used / len(copies) if copies else 0.0
             self._sample(job, load(now), copies, cpu)
-            owner = self._region.applications.of.get(job)
+            owner = self._region.applications.by_job.get(job)
             if owner is not None:
                 owner.load = cpu
         self._region.timeline.after(STEP_S, self._step)

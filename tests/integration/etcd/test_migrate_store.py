@@ -359,7 +359,7 @@ async def test_a_region_moves_to_etcd_and_back_and_no_task_restarts(
         try:
             async with plane(sqlite_of(config)) as client:
                 region = Fleet(client, hosts, "")
-                await region.take_in()
+                await region.join_hosts()
                 await region.entitle()
                 await region.deploy(3)
                 before = running()
@@ -369,7 +369,7 @@ async def test_a_region_moves_to_etcd_and_back_and_no_task_restarts(
                 target = config if to_etcd else sqlite_of(config)
                 async with plane(target) as client:
                     region = Fleet(client, hosts, "")
-                    await region._until(region._all_ready)
+                    await region._wait_until(region._all_ready)
                     await region.deploy(tasks)
                     assert running().items() >= before.items()
                     assert len(running()) == tasks
