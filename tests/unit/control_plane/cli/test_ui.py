@@ -99,7 +99,7 @@ class Away:
         self._chunks = chunks
 
     @asynccontextmanager
-    async def pass_on(self, *_: object) -> AsyncIterator[Any]:
+    async def forward(self, *_: object) -> AsyncIterator[Any]:
         away = Unreachable("cannot reach unix:/x: it is down", hint="is it started?")
         if not self._chunks:
             raise away
