@@ -26,7 +26,7 @@ class HeldCredential:
         )
 
     def agents_context(self) -> ssl.SSLContext:
-        """Return one context to call all agents: each call names the agent in `tls.EXPECTED_SERVER`."""
+        """Return one context to call all agents; `tls.EXPECTED_SERVER` names the called agent."""
         return self._contexts.add(
             lambda held: tls.client_context(held, "", self._check_agent), self._held
         )
