@@ -20,6 +20,7 @@ def runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.behaviour("BUG-CP154")
 async def test_a_command_that_is_given_up_leaves_no_process(tmp_path: Path):
     """Formerly a process that an ended command had started stayed, one for each command."""
     pid_file = tmp_path / "pid"

@@ -94,6 +94,7 @@ def test_no_document_makes_the_check_fail_itself(document: object):
     assert isinstance(pipeline_relations(document), list)
 
 
+@pytest.mark.behaviour("BUG-CP153")
 @pytest.mark.parametrize("key", ["jobs", "fleets"])
 def test_a_target_is_named_once(key: str):
     with pytest.raises(InvalidInput) as caught:

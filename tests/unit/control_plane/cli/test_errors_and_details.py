@@ -153,6 +153,7 @@ def test_a_key_that_is_twice_in_a_yaml_file_is_reported_with_its_place(tmp_path:
     assert "'tasks' is written twice, or is not a name at line 3, column 1" in str(refusal.value)
 
 
+@pytest.mark.behaviour("BUG-UX179")
 @pytest.mark.parametrize("arguments", [("job", "logs", "web", "0"), ("task", "logs", "web-0")])
 def test_the_log_of_an_ended_run_cannot_be_followed(arguments: tuple[str, ...]) -> None:
     """Formerly only `task logs` refused it."""

@@ -83,6 +83,7 @@ class Reachable:
         yield SimpleNamespace(get_current_user=get_current_user)
 
 
+@pytest.mark.behaviour("BUG-UX180")
 def test_a_port_in_use_is_named() -> None:
     """Formerly the message was about "a file"."""
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -133,6 +133,7 @@ def test_a_machine_may_become_doubtful_while_its_lost_stream_waits_for_a_turn():
     run(main())
 
 
+@pytest.mark.behaviour("BUG-CP156")
 def test_a_machine_that_is_removed_just_before_its_verdict_is_not_held_back():
     """Formerly the checker kept a removed machine, and showed it as held back, until its end."""
 

@@ -168,6 +168,7 @@ class SlowStore(MemoryStore):
         return await super().txn(compare, operations)
 
 
+@pytest.mark.behaviour("BUG-CP152")
 def test_a_plan_that_is_continued_while_it_is_cancelled_has_no_open_wave():
     """Formerly the record of a wave, read before the cancellation, replaced the ended one."""
 

@@ -208,6 +208,7 @@ async def test_a_profile_that_a_host_cannot_reach_is_taken_back_everywhere(w: Wo
     await w.until(lambda: w.alive().total() == 3)
 
 
+@pytest.mark.behaviour("BUG-CP155")
 @scenario(quarantine_s=600)
 async def test_a_profile_that_is_proposed_again_starts_without_failures(w: World):
     """Formerly machines that were still quarantined for the first attempt failed the second one."""

@@ -103,6 +103,7 @@ def test_packed_rows_contain_the_same_data_as_the_chart(given_events) -> None:
         assert [words[place] for place in places] == [f"m{task}", "m9"]
 
 
+@pytest.mark.behaviour("BUG-UX181")
 @given(st.floats(0, 4e10), st.floats(1.0, 4e10))
 def test_a_chart_of_any_span_has_few_ticks_within_it(begin: float, span: float) -> None:
     ticks = ticks_of(begin, begin + span)
