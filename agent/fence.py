@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agent.lease.core.lease import read_lease, read_numbers
 from agent.machine import boottime_s
-from agent.machine.notify import notify
+from agent.machine.notify import WATCHDOG, notify
 from agent.runtime.core.records import unit_of
 from agent.tasks.core.inside import inside_unit, step_unit
 
@@ -90,7 +90,7 @@ def main() -> None:
     notify("READY=1")
     while not stop.wait(EVERY_S):
         check(folder, boottime_s())
-        notify("WATCHDOG=1")
+        notify(WATCHDOG)
 
 
 if __name__ == "__main__":
