@@ -295,7 +295,7 @@ class OutputCopier:
         self._forget_removed(now)
 
     def _forget_removed(self, now: float) -> None:
-        """Forget removed pipes of which nothing is left to send, and journals without pipes."""
+        """Forget removed pipes with nothing left to send, and journals without pipes."""
         for pipe, until in list(self._removed.items()):
             if not pipe.journal.is_full() and (now >= until or not pipe.has_unreported()):
                 del self._removed[pipe]
