@@ -28,7 +28,7 @@ from agent.identity.identity import HostIdentity
 from agent.images.images import HostImages
 from agent.machine import HostAccess
 from agent.machine.acl import allow_group
-from agent.machine.notify import notify, watchdog_s
+from agent.machine.notify import WATCHDOG, notify, watchdog_s
 from agent.routes import JOIN_ROUTES
 from agent.runtime.crashpoints import arm_from_environment
 from agent.runtime.offload import Lanes
@@ -282,7 +282,7 @@ async def _heartbeat(services: AgentServices, stop: asyncio.Event) -> None:
         timer = loop.call_at(next_round(loop.time(), every_s), beat)
         # Without a new event the number of tasks has not changed.
         changed, reported = services.events.latest != reported, services.events.latest
-        notify("WATCHDOG=1", *([f"STATUS={len(services.tasks.all())} tasks"] if changed else []))
+        notify(WATCHDOG, *([f"STATUS={len(services.tasks.all())} tasks"] if changed else []))
 
     beat()
     try:

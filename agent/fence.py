@@ -3,7 +3,8 @@
 This separate program (`twine-fence.service`) depends on as little as possible. It reads the files
 that `agent.lease.contact` writes below /run/twine/fence and compares them with the clock that
 counts suspend. It kills through the kernel (cgroup.kill of cgroup-v2.rst), so neither the agent nor
-D-Bus nor systemd has to work. If a file cannot be parsed, the fence kills the task.
+D-Bus nor systemd has to work. If a file is empty or cannot be parsed, the fence kills the
+task.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from agent.lease.core.lease import read_lease, read_numbers
 from agent.machine import boottime_s
-from agent.machine.notify import notify
+from agent.machine.notify import WATCHDOG, notify
 from agent.runtime.core.records import unit_of
 from agent.tasks.core.inside import inside_unit, step_unit
 
@@ -34,21 +35,23 @@ Kill = Callable[[str], bool]
 
 def overdue(folder: Path, now_s: float) -> Iterator[str]:
     """Yield the ids of the tasks whose processes must all be gone by now."""
-    numbers = read_numbers(_read(folder / ".heard"))
+    numbers = read_numbers(_find(folder / ".heard") or "")
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
-        text = _read(path)
-        if text and read_lease(text).is_overdue(numbers[0] if numbers else None, now_s):
+        text = _find(path)
+        if text is None:
+            continue
+        if read_lease(text).is_overdue(numbers[0] if numbers else None, now_s):
             yield path.name
 
 
-def _read(path: Path) -> str:
-    """Return a file's text, empty if the agent has just removed the file."""
+def _find(path: Path) -> str | None:
+    """Return a file's text, None if the agent has just removed the file."""
     try:
         return path.read_text(errors="replace")
     except FileNotFoundError:
-        return ""
+        return None
 
 
 def kill_unit(unit: str, below: Path = SLICE) -> bool:
@@ -90,7 +93,7 @@ def main() -> None:
     notify("READY=1")
     while not stop.wait(EVERY_S):
         check(folder, boottime_s())
-        notify("WATCHDOG=1")
+        notify(WATCHDOG)
 
 
 if __name__ == "__main__":

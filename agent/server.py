@@ -18,7 +18,7 @@ from agent.credentials.credentials import CREDENTIAL_MAX_BYTES
 from agent.host.callers import authorize_with, check_local_version, check_raw
 from agent.host.facts import agent_version
 from agent.host.logs import EVERYWHERE, LoggedRun
-from agent.images.images import IMAGE_FILES
+from agent.images.published import IMAGE_FILES
 from agent.parameters import (
     credential_of,
     digest_of,

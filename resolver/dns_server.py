@@ -41,7 +41,8 @@ class DnsServer:
         self._find = find
         self._random = randomness or random.Random()
         self._pending: set[asyncio.Task[None]] = set()
-        self._connections = 0
+        self._clients: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        """The open TCP connections, and the tasks that answer them."""
 
     async def reply_to(self, wire: bytes, *, tcp: bool) -> bytes | None:
         """Return the answer to a message; None if none must be sent."""
@@ -74,15 +75,27 @@ class DnsServer:
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """Listen on UDP and TCP until left; yields the port, a free one if `port` is 0."""
+        """Listen on UDP and TCP until left; yields the port, a free one if `port` is 0.
+
+        At the end open connections are closed. `wait_closed` is not used: since Python 3.12 it
+        waits for the clients.
+        """
         server, transport = await self._open(host, port)
         try:
-            async with server:
-                yield transport.get_extra_info("sockname")[1]
+            yield transport.get_extra_info("sockname")[1]
         finally:
+            server.close()
             transport.close()
             for task in list(self._pending):
                 task.cancel()
+            await self._close_clients()
+
+    async def _close_clients(self) -> None:
+        """Close all connections; wait for their tasks at most as long as for a first answer."""
+        for client in self._clients:
+            client.transport.abort()
+        if self._clients:
+            await asyncio.wait(self._clients.values(), timeout=FIRST_ANSWER_S)
 
     async def _open(self, host: str, port: int) -> tuple[asyncio.Server, asyncio.DatagramTransport]:
         loop = asyncio.get_running_loop()
@@ -116,9 +129,9 @@ class DnsServer:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer messages with two bytes of length before each (RFC 1035, 4.2.2)."""
-        self._connections += 1
+        self._clients[writer] = cast("asyncio.Task[None]", asyncio.current_task())
         try:
-            if self._connections > MAX_CONNECTIONS:
+            if len(self._clients) > MAX_CONNECTIONS:
                 return
             while True:
                 async with asyncio.timeout(IDLE_S):
@@ -129,13 +142,21 @@ class DnsServer:
                         return
                     writer.write(len(reply).to_bytes(2, "big") + reply)
                     await writer.drain()
-        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
-            self._connections -= 1
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
+            await self._close(writer)
+
+    async def _close(self, client: asyncio.StreamWriter) -> None:
+        """Close a connection once its answers are sent, at once if it does not read them."""
+        client.close()
+        try:
+            with suppress(OSError):
+                async with asyncio.timeout(IDLE_S):
+                    await client.wait_closed()
+        finally:
+            client.transport.abort()
+            del self._clients[client]
 
 
 class _Datagrams(asyncio.DatagramProtocol):

@@ -15,7 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from agent.api import Health, TaskSpec, TaskState, TaskStatus
-from agent.images.images import IMAGE_FILES, HostImages
+from agent.images.images import HostImages
+from agent.images.published import IMAGE_FILES
 from agent.machine import Cgroups, Usage
 from agent.runtime.disk import ANSWER_S, StateDisk
 from agent.runtime.offload import Lanes, PatientCall

@@ -13,6 +13,7 @@ from agent.runtime.core.slices import cgroup_of
 from agent.runtime.offload import Lanes
 from agent.tasks.queries import TaskQueries
 from agent.usage import TaskUsage, Usages
+from wire.errors import KernelFileError
 
 _LINKS, _ENERGY = "/sys/class/net", "/sys/class/powercap"
 _SOCKETS = 8
@@ -55,12 +56,22 @@ class UsageReader:
         if spec.network.mode is NetworkMode.HOST:
             return None
         folder = f"{_LINKS}/{veth_of(task_id)}/statistics"
-        read = [self._host_text(f"{folder}/{name}_bytes") for name in ("rx", "tx")]
-        return sum(map(int, read)) if all(read) else None
+        return self._sum([f"{folder}/rx_bytes", f"{folder}/tx_bytes"])
 
     def _energy_j(self) -> float | None:
         """Return the energy of all packages: their zones, without the zones of their parts."""
         zones = [f"{_ENERGY}/intel-rapl:{number}" for number in range(_SOCKETS)]
         packages = [z for z in zones if self._host_text(f"{z}/name").startswith("package")]
-        read = [self._host_text(f"{zone}/energy_uj") for zone in packages]
-        return sum(map(int, read)) / 1e6 if read and all(read) else None
+        energy_uj = self._sum([f"{zone}/energy_uj" for zone in packages]) if packages else None
+        return None if energy_uj is None else energy_uj / 1e6
+
+    def _sum(self, paths: list[str]) -> int | None:
+        """Return the sum of numbers in files of the kernel, None if one cannot be read.
+
+        A link that is removed during the read returns EINVAL or ENODEV (net/core/net-sysfs.c).
+        """
+        try:
+            numbers = [self._host_text(path) for path in paths]
+        except KernelFileError:
+            return None
+        return sum(map(int, numbers)) if all(numbers) else None

@@ -33,7 +33,7 @@ from agent.images.core.unpack import drop_setuid_properties, unpack_properties
 from agent.images.imports import RunningImports
 from agent.images.layers import Hold, Layers
 from agent.images.oci import AssembledImage, OciImages, Registries
-from agent.images.published import Published, digits_of, paths_in, remove_leftover
+from agent.images.published import IMAGE_FILES, Published, digits_of, paths_in, remove_leftover
 from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs, Processes
 from agent.runtime.crashpoints import crash_point
@@ -47,8 +47,6 @@ from wire.errors import Conflict, HostError, NotFound, Unprocessable, Unreachabl
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 1 << 20
-IMAGE_FILES = "image files"
-"""Lane that reads the files of images for requests. A disk that hangs delays only these."""
 IDLE_S = 60.0
 """Seconds without data after which a stream is given up; the sender can begin again."""
 
@@ -343,15 +341,16 @@ class HostImages:
     async def delete(self, digest: str, users: Callable[[str], list[str]]) -> None:
         """Remove an image. Raises `Conflict` while tasks run from it, `NotFound` without it."""
         async with self._lock(digest):
-            self.get(digest)
+            await self._lanes.run(IMAGE_FILES, self.get, digest)
             if tasks := users(digest):
                 raise Conflict(
                     f"image {digest} is used by {len(tasks)} tasks: {', '.join(tasks[:5])}",
                     hint="stop them first",
                 )
-            # Removed first, so that no new task can be made from it (trust F-40).
+            # Removed first, so that no new task can be made from it (trust F-40). No await since
+            # `users`: the admission of a later task reads the image in this lane after the removal.
             try:
-                self._published.description(digest).unlink()
+                await self._lanes.run(IMAGE_FILES, self._published.description(digest).unlink)
             except OSError as e:
                 raise HostError(f"cannot delete image {digest}: {e.strerror}") from e
             crash_point("delete.undeclared")

@@ -23,7 +23,7 @@ import msgspec
 
 from agent.images.core.oci import Layer
 from agent.images.core.unpack import UNPACK_TIMEOUT_S, layer_properties
-from agent.images.published import Published, digits_of
+from agent.images.published import IMAGE_FILES, Published, digits_of
 from agent.images.sandbox import Sandbox
 from agent.machine import Btrfs
 from agent.runtime.crashpoints import crash_point
@@ -60,6 +60,8 @@ class Layers:
         """By the chain below and the compressed layer: one image at a time fetches it."""
         self._held: Counter[str] = Counter()
         """Chain ids that an image in transfer needs: they must not be removed."""
+        self._removing = asyncio.Lock()
+        """Held while a layer is removed, or the present layers are read and held."""
 
     @contextmanager
     def holding(self) -> Iterator[Hold]:
@@ -101,24 +103,30 @@ class Layers:
 
     @asynccontextmanager
     async def fetch_turn(
-        self, blobs: Sequence[str], on_wait: Callable[[int], None]
+        self, blobs: Sequence[str], on_wait: Callable[[int], None], hold: Hold
     ) -> AsyncIterator[list[str]]:
         """Wait until no other image fetches the lowest missing layer of this image.
 
-        Yields the chains that the host has then. If several images on one base are pulled at once,
-        only the first pull fetches it (docs/adr/0124). `on_wait` is called with the number of the
-        layer for which this pull waits.
+        Yields the chains that the host has then; `hold` has kept them. If several images on one
+        base are pulled at once, only the first pull fetches it (docs/adr/0124). `on_wait` is called
+        with the number of the layer for which this pull waits.
         """
-        while len(present := self.present_chains(blobs)) < len(blobs):
+        while len(present := await self._hold_present(blobs, hold)) < len(blobs):
             missing = (present[-1] if present else "", blobs[len(present)])
             lock = self._fetching.setdefault(missing, asyncio.Lock())
             if lock.locked():
                 on_wait(len(present) + 1)
             async with lock:
-                if self.present_chains(blobs) == present:
+                if await self._hold_present(blobs, hold) == present:
                     yield present
                     return
         yield present
+
+    async def _hold_present(self, blobs: Sequence[str], hold: Hold) -> list[str]:
+        async with self._removing:
+            present = await self._lanes.run(IMAGE_FILES, self.present_chains, blobs)
+            hold(present)
+        return present
 
     async def apply_missing(
         self, layers: Sequence[Layer], layout: Path, tree: Path, report: Callable[[int], None]
@@ -134,7 +142,7 @@ class Layers:
         try:
             for number, layer in enumerate(layers, start=1):
                 async with self._locks.setdefault(layer.chain, asyncio.Lock()):
-                    if self.published.find(layer.chain) is not None:
+                    if await self._is_complete(layer.chain):
                         continue
                     if applying is None or at != layer.below:
                         if applying is not None:
@@ -155,6 +163,9 @@ class Layers:
                 await applying.close()
         if at != layers[-1].chain:
             await self._lanes.run("btrfs", self._start_tree, layers[-1].chain, tree)
+
+    async def _is_complete(self, chain: str) -> bool:
+        return await self._lanes.run(IMAGE_FILES, self.published.find, chain) is not None
 
     def _start_tree(self, below: str, tree: Path) -> None:
         self._btrfs.delete(tree)
@@ -188,9 +199,11 @@ class Layers:
         """Remove a layer unless an image in transfer needs it; its snapshots stay complete."""
         lock = self._locks.setdefault(chain, asyncio.Lock())
         async with lock:
-            if self.is_held(chain):
-                return False
-            self.published.description(chain).unlink(missing_ok=True)
+            async with self._removing:
+                if self.is_held(chain):
+                    return False
+                description = self.published.description(chain)
+                await self._lanes.run(IMAGE_FILES, description.unlink, missing_ok=True)
             crash_point("gc.layer-undeclared")
             await self._lanes.run("btrfs", self._btrfs.delete, self.published.path(chain))
         return True

@@ -152,8 +152,7 @@ class OciImages:
             )
 
         blobs = [blob.digest for blob in manifest.layers]
-        async with self._layers.fetch_turn(blobs, report_wait) as present:
-            hold(present)
+        async with self._layers.fetch_turn(blobs, report_wait, hold) as present:
             return await self._fetch(
                 location.at(manifest.digest), manifest, len(present), tree, hold
             )

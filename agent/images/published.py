@@ -19,6 +19,8 @@ from wire.errors import HostError, TwineError
 
 log = logging.getLogger(__name__)
 
+IMAGE_FILES = "image files"
+"""Lane that reads the files of images for requests. A disk that hangs delays only these."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from agent.api import ImageInfo, ImageUser, OciConfig, TaskSpec
@@ -27,6 +28,18 @@ INITS = ("usr/lib/systemd/systemd", "lib/systemd/systemd")
 """Paths of systemd in an image; other inits are stopped in other ways."""
 _USED_EVERY_S = 60.0
 """How often the use of an image is recorded; retention counts days (images/core/retention.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFacts:
+    """An image, as the admission of a task read it."""
+
+    digest: str
+    is_complete: bool
+    """Whether the whole image is on this machine."""
+    has_init: bool
+    config: OciConfig | None
+    """None: it is not an OCI image."""
 
 
 class TaskRoots:
@@ -53,11 +66,14 @@ class TaskRoots:
         """Return the path of a task's root, which need not exist."""
         return self._folder / task_id
 
-    def has_image(self, digest: str) -> bool:
-        """Return whether an image is complete on this machine."""
-        return self._images.description(digest).exists()
+    def facts(self, digest: str) -> ImageFacts:
+        """Return what the admission of a task needs to know about its image."""
+        is_complete = self._images.description(digest).exists()
+        info = self._images.find(digest)
+        config = None if info is None else info.config
+        return ImageFacts(digest, is_complete, self._has_init(digest), config)
 
-    def has_init(self, digest: str) -> bool:
+    def _has_init(self, digest: str) -> bool:
         """Return whether an image has an init that can run as the init of a container.
 
         No link is followed: an absolute link would lead out of the image.

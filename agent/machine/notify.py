@@ -1,10 +1,20 @@
-"""Notifies systemd as a service (sd_notify(3)), and stores descriptors there; a no-op elsewhere."""
+"""Notifies systemd as a service (sd_notify(3)), and stores descriptors there; a no-op elsewhere.
+
+A service manager that is gone or hangs never ends or blocks the caller: the fence must kill tasks
+even then.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 
+log = logging.getLogger(__name__)
+
+WATCHDOG = "WATCHDOG=1"
+SEND_S = 0.5
+"""Longest wait for a service manager whose queue of messages is full."""
 _FIRST_FD = 3
 """The first descriptor that systemd passes to a service (sd_listen_fds(3))."""
 
@@ -48,9 +58,14 @@ def _send(lines: tuple[str, ...], fds: list[int]) -> None:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as s:
-        s.connect(address)
-        socket.send_fds(s, ["\n".join(lines).encode()], fds)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as s:
+            s.settimeout(SEND_S)
+            s.connect(address)
+            socket.send_fds(s, ["\n".join(lines).encode()], fds)
+    except OSError as e:
+        if lines[0] != WATCHDOG:  # sent too often for the log
+            log.warning("cannot send %s to the service manager: %s", lines[0], e)
 
 
 def watchdog_s() -> float | None:

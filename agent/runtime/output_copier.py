@@ -37,6 +37,8 @@ RETRY_S = 0.05
 """Pause between two attempts to send to a full journal."""
 REPORT_S = 1.0
 """Seconds between two reports of missing lines."""
+REMOVED_S = 60.0
+"""How long the copier tries to log the missing lines of a pipe that was removed."""
 _READ_BYTES = 65536
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -83,9 +85,13 @@ class JournalSocket:
         if self._refuses_since is None:
             self._refuses_since = now
         if now - self._refuses_since >= PATIENCE_S:
-            for pipe, _ in self._waiting:
-                pipe.lost += 1
-            self._waiting.clear()
+            self.drop_waiting()
+
+    def drop_waiting(self) -> None:
+        """Drop all waiting entries, and count them as lost."""
+        for pipe, _ in self._waiting:
+            pipe.lost += 1
+        self._waiting.clear()
 
     def send_one(self, data: bytes) -> bool:
         """Send one datagram, and return whether the journal accepted it."""
@@ -206,6 +212,8 @@ class OutputCopier:
         self._folder, self._journal, self._units = folder, journal, units
         self._pipes: dict[int, OutputPipe] = {}
         self._journals: dict[str, JournalSocket] = {}
+        self._removed: dict[OutputPipe, float] = {}
+        """Removed pipes with entries not sent, or missing lines not logged → when to give up."""
         self._paused: list[OutputPipe] = []
         """Pipes that are not read at present because their journal is full."""
         self._poll = select.poll()
@@ -246,9 +254,19 @@ class OutputCopier:
             self._wake.sendto(b"x", str(self._folder / WAKE))
 
     def close(self) -> None:
-        """Send incomplete lines and close all pipes; the rest of a line becomes its own entry."""
+        """Send incomplete lines and close all pipes; the rest of a line becomes its own entry.
+
+        Entries that a journal does not accept now are counted as lost.
+        """
+        now = time.monotonic()
         for pipe in self._pipes.values():
-            pipe.send_rest(time.monotonic())
+            pipe.send_rest(now)
+        for journal in self._journals.values():
+            journal.flush(now)
+            journal.drop_waiting()
+        for pipe in self._all_pipes():
+            self._add_totals(pipe, now + SCAN_S)
+        for pipe in self._pipes.values():
             os.close(pipe.fd)
         for journal in self._journals.values():
             journal.close()
@@ -274,6 +292,21 @@ class OutputCopier:
                     store_descriptor(pipe.name, pipe.fd)
         for pipe in [p for p in self._pipes.values() if not p.is_linked()]:
             self._read(pipe, now)
+        self._forget_removed(now)
+
+    def _forget_removed(self, now: float) -> None:
+        """Forget removed pipes with nothing left to send, and journals without pipes."""
+        for pipe, until in list(self._removed.items()):
+            if not pipe.journal.is_full() and (now >= until or not pipe.has_unreported()):
+                del self._removed[pipe]
+        used = {pipe.journal for pipe in self._all_pipes()}
+        for path, journal in list(self._journals.items()):
+            if journal not in used:
+                journal.close()
+                del self._journals[path]
+
+    def _all_pipes(self) -> list[OutputPipe]:
+        return [*self._pipes.values(), *self._removed]
 
     def _add(self, path: Path, fd: int) -> OutputPipe:
         at = self._journal.format(path.parent.name)
@@ -300,6 +333,8 @@ class OutputCopier:
             self._poll.register(pipe.fd, select.POLLIN)
             return
         self._add_totals(pipe, now + SCAN_S)
+        if pipe.journal.is_full() or pipe.has_unreported():
+            self._removed[pipe] = now + REMOVED_S
         os.close(pipe.fd)
         drop_descriptor(pipe.name)
 
@@ -309,17 +344,17 @@ class OutputCopier:
         for journal in full:
             journal.flush(now)
         if full:
-            self._unreported |= any(pipe.lost for pipe in self._pipes.values())
+            self._unreported |= any(pipe.lost for pipe in self._all_pipes())
         for pipe in [p for p in self._paused if not p.journal.is_full()]:
             self._paused.remove(pipe)
             self._poll.register(pipe.fd, select.POLLIN)
 
     def _report(self, now: float) -> None:
         self._next_report = now + REPORT_S
-        for pipe in self._pipes.values():
+        for pipe in self._all_pipes():
             if pipe.has_unreported():
                 self._add_totals(pipe, now)
-        self._unreported = any(pipe.has_unreported() for pipe in self._pipes.values())
+        self._unreported = any(pipe.has_unreported() for pipe in self._all_pipes())
 
     def _add_totals(self, pipe: OutputPipe, now: float) -> None:
         before = list(self.totals)

@@ -12,7 +12,8 @@ from agent.api.resources import contradiction as resources_contradiction
 from agent.api.signing import SIGN_HINT, distrust
 from agent.api.volumes import contradiction as volumes_contradiction
 from agent.images.core.image_run import as_run
-from agent.images.roots import INITS
+from agent.images.published import IMAGE_FILES
+from agent.images.roots import INITS, ImageFacts
 from agent.machine import HostHardware
 from agent.resources.core.limits import (
     hardware_refusal,
@@ -23,7 +24,7 @@ from agent.runtime.core.records import has_own_init
 from agent.tasks.context import HostCapacity
 from agent.tasks.core.admission import limits_refusal
 from agent.volumes.core.volumes import volumes_refusal
-from wire.errors import Unprocessable
+from wire.errors import Conflict, Unprocessable
 
 _REQUEST_LESS_HINT = "stop a task, or request less"
 
@@ -65,9 +66,21 @@ class TaskAdmission:
         if spec.volumes:
             self._disk_bytes = await capacity.lanes.run("btrfs", capacity.volumes.disk_bytes)
 
-    def check(self, task_id: str, spec: TaskSpec, attempt: str = "cannot run") -> None:
+    async def read_image(self, spec: TaskSpec) -> ImageFacts:
+        """Read the image of a task."""
+        capacity = self._capacity
+        return await capacity.lanes.run(IMAGE_FILES, capacity.roots.facts, spec.image)
+
+    def check(
+        self, task_id: str, spec: TaskSpec, image: ImageFacts, attempt: str = "cannot run"
+    ) -> None:
         """Raise `Unprocessable` with the first reason against a task; `attempt` begins the text."""
-        for why, hint in self._objections(task_id, spec):
+        if image.digest != spec.image:
+            raise Conflict(
+                f"task {task_id} {attempt}: another request has changed its image",
+                hint="read the task, then try again",
+            )
+        for why, hint in self._objections(task_id, spec, image):
             if why:
                 raise Unprocessable(f"task {task_id} {attempt}: {why}", hint=hint)
 
@@ -89,14 +102,16 @@ class TaskAdmission:
     def _usable_bytes(self) -> int:
         return self._memory_bytes - self._taken_bytes
 
-    def _objections(self, task_id: str, spec: TaskSpec) -> Iterator[tuple[str, str]]:
+    def _objections(
+        self, task_id: str, spec: TaskSpec, image: ImageFacts
+    ) -> Iterator[tuple[str, str]]:
         """Yield for each check a reason against the task, empty if there is none, and a hint.
 
         A later check may rely on the earlier ones.
         """
         capacity = self._capacity
         yield distrust(spec.image, spec.image_trust), SIGN_HINT
-        if not capacity.roots.has_image(spec.image):
+        if not image.is_complete:
             yield f"image {spec.image} is not on this machine", "pull or put the image first"
         contradictions = own_init_contradictions(
             spec.relaxations, spec.command, spec.network, spec.resources
@@ -106,13 +121,13 @@ class TaskAdmission:
         yield "; ".join(f"{field}: {reason}" for field, reason in contradictions), ""
         if has_own_init(spec):
             yield capacity.no_containers(), "docs/agent.md lists the requirements of own-init"
-            if not capacity.roots.has_init(spec.image):
+            if not image.has_init:
                 why = f"no /{' and no /'.join(INITS)}"
                 yield (
                     f"image {spec.image} has no init that own-init could start: {why}",
                     "install systemd in the image, or leave out own-init",
                 )
-        elif not as_run(spec, capacity.roots.config(spec.image)).command:
+        elif not as_run(spec, image.config).command:
             yield (
                 f"neither the task nor image {spec.image} has a command",
                 "give the program to run",

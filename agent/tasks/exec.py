@@ -98,7 +98,7 @@ class Sessions:
         try:
             yield
         finally:
-            self._sessions_of[task_id] -= 1
+            self._sessions_of -= Counter([task_id])  # drops the entry with the last session
 
     async def talk(self, task: TaskRecord, request: SessionRequest, duplex: Duplex) -> None:
         """Run a command until it or the connection ends."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from agent.api import Health, TaskSpec, TaskState, TaskStatus
 from agent.api.ranges import ID_MAX, bounded
 from agent.network.core.network import gate_for
@@ -21,6 +24,8 @@ class TaskQueries:
         self._unreadable: dict[str, str] = {}
         self._being_created: dict[str, TaskSpec] = {}
         """Tasks whose record is being written now; they already count."""
+        self._being_admitted: dict[object, tuple[str, str]] = {}
+        """Task and image of each put that is being checked: the image must not be removed."""
 
     def get(self, task_id: str) -> TaskStatus:
         """Return the state of a task, or raise `NotFound`."""
@@ -115,12 +120,23 @@ class TaskQueries:
         return sorted([*known, *unreadable], key=lambda s: s.task_id)
 
     def tasks_using(self, digest: str) -> list[str]:
-        """Return the ids of the tasks that run from an image, sorted."""
+        """Return the ids of the tasks that run from an image or are about to, sorted."""
+        admitted = [t for t, image in self._being_admitted.copy().values() if image == digest]
         created, loops = self._snapshot()
         records = [(t, loop.record) for t, loop in loops.items()]
         specs = [*created.items(), *((t, r.spec) for t, r in records)]
         specs += [(t, r.previous) for t, r in records if r.previous is not None]
-        return sorted({t for t, spec in specs if spec.image == digest})
+        return sorted({*admitted, *(t for t, spec in specs if spec.image == digest)})
+
+    @contextmanager
+    def _admitting(self, task_id: str, image: str) -> Iterator[None]:
+        """Count a task as user of an image until the exit."""
+        put = object()
+        self._being_admitted[put] = task_id, image
+        try:
+            yield
+        finally:
+            del self._being_admitted[put]
 
     def wanted(self) -> dict[str, TaskSpec]:
         """Return the specifications of all wanted tasks, also of tasks that are being created."""

@@ -149,21 +149,26 @@ class HostTasks(TaskQueries):
 
     async def put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
         """Store the desired state of a task; once this returns, it survives any crash."""
+        with self._admitting(task_id, spec.image):
+            return await self._put(task_id, spec)
+
+    async def _put(self, task_id: str, spec: TaskSpec) -> TaskStatus:
         self._capacity.clones.check(f"task {task_id} is not changed")
         await self._capacity.cpus.refresh_for(spec)
         if spec.volumes:
             await self._capacity.lanes.run("btrfs", self._capacity.volumes.admit, task_id, spec)
         await self._admission.read_host(spec)
+        image = await self._admission.read_image(spec)
         loop = self._loops.get(task_id)
         if loop is None:
             async with self._creating:
                 if task_id not in self._loops:
                     self._refuse_stale(task_id, spec, self._tombstones.get(task_id))
-                    self._admission.check(task_id, spec)
+                    self._admission.check(task_id, spec, image)
                     record = TaskRecord(task_id=task_id, spec=spec, boot_id=self._boot_id)
                     record = self._with_cpus(record)
                     return await self._create(record, is_new=task_id not in self._unreadable)
-            return await self.put(task_id, spec)
+            return await self._put(task_id, spec)
 
         def changed(record: TaskRecord) -> TaskRecord:
             leaving = record.wanted is Wanted.GONE
@@ -178,14 +183,14 @@ class HostTasks(TaskQueries):
             new = accept(task_id, spec, record)
             if new is None:
                 return record
-            self._admission.check(task_id, spec)
+            self._admission.check(task_id, spec, image)
             new = with_gate(new, record)
             return self._with_cpus(replace(new, boot_id=self._boot_id))
 
         try:
             return status_of(await self._change(loop, changed))
         except NotFound:
-            return await self.put(task_id, spec)
+            return await self._put(task_id, spec)
 
     def _with_cpus(self, record: TaskRecord) -> TaskRecord:
         """Return the record with the CPUs of its own and, for a task with an init of its own, its
@@ -319,6 +324,7 @@ class HostTasks(TaskQueries):
         loop = self._loop(task_id)
         await self._capacity.cpus.refresh()
         await self._admission.read_host(resized(loop.record.spec, resize))
+        image = await self._admission.read_image(loop.record.spec)
 
         def changed(record: TaskRecord) -> TaskRecord:
             spec = resized(record.spec, resize)
@@ -340,7 +346,7 @@ class HostTasks(TaskQueries):
                     "huge pages, or removing the last, requires a restart",
                     hint="put it with the new resources",
                 )
-            self._admission.check(task_id, spec, "is not resized")
+            self._admission.check(task_id, spec, image, "is not resized")
             return self._with_cpus(replace(record, spec=spec))
 
         return status_of(await self._change(loop, changed))

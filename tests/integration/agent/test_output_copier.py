@@ -253,6 +253,62 @@ def test_a_blocked_journal_delays_a_task_by_ten_seconds_at_most(
     assert totals(host.folder)[1] >= 23
 
 
+@pytest.mark.behaviour("BUG-AG117")
+def test_lost_lines_of_a_removed_pipe_are_counted_and_logged(
+    host: Host, clock: list[float]
+) -> None:
+    """The pipe was forgotten while its lines waited for the journal; a task's end is common."""
+    host.turned()
+    host.journal.socket.close()
+    with host.pipe.open("wb", buffering=0) as out:
+        host.pipe.unlink()
+        out.write(b"a\nlast words")
+        host.copier.run_once()
+        assert totals(host.folder) == [0, 0]
+    clock[0] += 11.0
+    for _ in range(3):
+        host.copier.run_once()
+        clock[0] += 2.0
+    assert totals(host.folder) == [0, 2]
+    host.journal.listen()
+    assert host.turned() == [b"Lost 2 lines: the journal did not accept any for 10 s"]
+    clock[0] += 11.0
+    host.copier.run_once()
+    assert not host.copier._removed
+
+
+@pytest.mark.behaviour("BUG-AG117")
+def test_lines_that_still_wait_when_the_copier_ends_are_counted(host: Host) -> None:
+    host.turned()
+    host.journal.socket.close()
+    with host.pipe.open("wb", buffering=0) as out:
+        out.write(b"a\nb\n")
+        for _ in range(3):
+            host.copier.run_once()
+        host.copier.close()
+        assert totals(host.folder) == [0, 2]
+    host.copier = host.copies()
+
+
+@pytest.mark.behaviour("BUG-AG117")
+def test_the_socket_of_an_entitlement_without_tasks_is_closed(
+    host: Host, clock: list[float]
+) -> None:
+    """Each entitlement that ever had a task here kept a descriptor and its journal's socket."""
+    host.turned()
+    with host.pipe.open("wb", buffering=0) as out:
+        out.write(b"a\n")
+        assert host.turned() == [b"a"]
+        (journal,) = host.copier._journals.values()
+        assert journal.fileno() >= 0
+        host.pipe.unlink()
+    for _ in range(2):
+        clock[0] += 11.0
+        host.turned()
+    assert not host.copier._journals
+    assert journal.fileno() == -1
+
+
 @pytest.mark.behaviour("BUG-AG34")
 def test_a_journal_that_is_back_in_time_gets_all(host: Host, clock: list[float]) -> None:
     """A restart of journald loses nothing."""

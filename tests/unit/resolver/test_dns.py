@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 
 import dns.flags
 import dns.message
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from control_plane.api.endpoints import Endpoint, Endpoints
+from resolver import dns_server
 from resolver.dns_message import MAX_ANSWERS, UDP_PAYLOAD, Zone
 from resolver.dns_server import DnsServer
 from resolver.zone import subject
@@ -185,6 +187,46 @@ def test_of_a_huge_job_each_answer_has_other_tasks():
     assert first != second
     services = ask("_http._tcp.web.twine.internal", "SRV", server=server, tcp=True)
     assert len(data(services.answer)) == MAX_ANSWERS
+
+
+def framed(name: str) -> bytes:
+    wire = dns.message.make_query(name, "A").to_wire()
+    return len(wire).to_bytes(2, "big") + wire
+
+
+@pytest.mark.behaviour("BUG-AG120")
+async def test_the_dns_server_ends_at_once_and_closes_open_connections():
+    """Since Python 3.12 it waited for its clients, which may keep a connection as they like."""
+    async with asyncio.timeout(60):
+        async with a_server(web=WEB).listening("127.0.0.1", 0) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(framed("web.twine.internal"))
+            await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big"))
+        await reader.read()
+        writer.close()
+
+
+@pytest.mark.behaviour("BUG-AG120")
+async def test_a_client_that_reads_no_answers_is_disconnected(monkeypatch: pytest.MonkeyPatch):
+    """Its connection stayed open for good, and did not count among the 200."""
+    monkeypatch.setattr(dns_server, "IDLE_S", 0.2)
+    server = a_server()
+
+    async def long_reply(_wire: bytes, *, tcp: bool) -> bytes:
+        return bytes(60_000)
+
+    monkeypatch.setattr(server, "reply_to", long_reply)
+    async with asyncio.timeout(60), server.listening("127.0.0.1", 0) as port:
+        small = socket.socket()
+        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        small.connect(("127.0.0.1", port))
+        _, writer = await asyncio.open_connection(sock=small, limit=1)
+        writer.write(framed("web.twine.internal") * 250)
+        while len(asyncio.all_tasks()) == 1:
+            await asyncio.sleep(0.01)
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0.01)
+        writer.close()
 
 
 @given(st.binary(max_size=600))

@@ -325,6 +325,20 @@ def test_the_fence_kills_where_it_cannot_read_how_long_a_task_may_run(tmp_path: 
     assert list(fence.overdue(tmp_path, 101.0)) == ["good", "torn"]
 
 
+@pytest.mark.behaviour("BUG-AG115")
+def test_the_fence_kills_a_task_whose_file_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fence ignored the file; the agent counts such a task as cut off, and may be dead."""
+    (tmp_path / ".heard").write_text("100.0\n")
+    for name in ("empty", "removed"):
+        (tmp_path / name).touch()
+    listed = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(listed))
+    (tmp_path / "removed").unlink()
+    assert list(fence.overdue(tmp_path, 101.0)) == ["empty"]
+
+
 def test_the_fence_kills_through_the_cgroup_of_the_unit_and_of_no_other(tmp_path: Path) -> None:
     for name, populated in (("web", 1), ("web-1", 1), ("idle", 0)):
         cgroup = tmp_path / "workload-demo.slice" / unit(name)

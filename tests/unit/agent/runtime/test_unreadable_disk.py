@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from builders import IMAGE, FakeHost, a_record, a_spec, running
+from builders import IMAGE, FakeHost, a_record, a_spec, gone, running
 
 from agent.api import ImagePull
 from agent.client import AgentClient
@@ -23,7 +24,7 @@ from agent.runtime.events import HostEvents
 from agent.runtime.journal import Journal
 from agent.runtime.offload import Lanes
 from agent.runtime.reserve import Reserve
-from wire.errors import HostError
+from wire.errors import Conflict, HostError
 
 
 def a_pull() -> ImagePull:
@@ -214,6 +215,92 @@ async def test_requests_are_answered_while_another_one_waits_for_the_disk(
 
         answers.set()
         assert await waiting
+
+
+@pytest.mark.behaviour("BUG-AG119")
+@pytest.mark.parametrize(
+    ("call", "ask"),
+    [
+        ("stat", lambda client: client.put_task("web", a_spec())),
+        ("read_bytes", lambda client: client.delete_image(IMAGE)),
+        ("unlink", lambda client: client.delete_image(IMAGE)),
+    ],
+)
+async def test_requests_are_answered_while_a_change_waits_for_files_of_images(
+    host: FakeHost,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    ask: Callable[[AgentClient], Coroutine[None, None, object]],
+) -> None:
+    begun, answers, original = threading.Event(), threading.Event(), getattr(Path, call)
+
+    def hangs(path: Path, *args: Any, **options: Any) -> object:
+        if path.parent == host.state / "images":
+            begun.set()
+            assert answers.wait(10)
+        return original(path, *args, **options)
+
+    async with host.agent() as client:
+        monkeypatch.setattr(Path, call, hangs)
+        waiting = asyncio.create_task(ask(client))
+        await asyncio.to_thread(begun.wait, 60)
+
+        assert await client.list_tasks()
+        assert not waiting.done()
+
+        answers.set()
+        await waiting
+
+
+@pytest.mark.behaviour("BUG-AG119")
+async def test_an_image_is_not_removed_while_its_first_task_is_admitted(host: FakeHost) -> None:
+    """The admission reads the image in a thread, so a removal may begin before the record."""
+    async with host.serving() as (services, client):
+        async with asyncio.timeout(60), services.tasks._creating:
+            putting = asyncio.create_task(client.put_task("web", a_spec()))
+            while not services.tasks.tasks_using(IMAGE):
+                await asyncio.sleep(0.01)
+            with pytest.raises(Conflict, match="is used by 1 tasks: web"):
+                await client.delete_image(IMAGE)
+        await putting
+        await running(client, "web")
+        await client.delete_task("web")
+        await gone(client, "web")
+        await client.delete_image(IMAGE)
+
+
+@pytest.mark.behaviour("BUG-AG119")
+async def test_a_layer_that_a_pull_has_just_found_is_not_removed(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pull would wait for a layer that it does not fetch. The disk may hang meanwhile."""
+    begun, answers = threading.Event(), threading.Event()
+
+    def hangs(_blobs: object) -> list[str]:
+        begun.set()
+        assert answers.wait(10)
+        return ["sha256:c0"]
+
+    async with host.serving() as (services, _):
+        layers = services.images.layers
+        monkeypatch.setattr(layers, "present_chains", hangs)
+
+        async def pull(found: asyncio.Event, end: asyncio.Event) -> None:
+            with layers.holding() as hold:
+                async with layers.fetch_turn(["sha256:b0"], lambda _: None, hold):
+                    found.set()
+                    await end.wait()
+
+        pulling = asyncio.create_task(pull(found := asyncio.Event(), end := asyncio.Event()))
+        await asyncio.to_thread(begun.wait, 60)
+        removing = asyncio.create_task(layers.discard("sha256:c0"))
+        answers.set()
+        async with asyncio.timeout(60):
+            await found.wait()
+        assert not await removing
+        end.set()
+        await pulling
+        assert await layers.discard("sha256:c0")
 
 
 @pytest.mark.behaviour("BUG-AG96")

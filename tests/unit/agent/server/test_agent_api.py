@@ -28,7 +28,7 @@ from agent.machine.fake_programs import ends_with
 from agent.network.core.addresses import veth_of
 from agent.routes import ROUTES
 from agent.runtime.core.slices import cgroup_of
-from wire.errors import Forbidden, Problem, SystemdError, Unauthenticated
+from wire.errors import Forbidden, KernelFileError, Problem, SystemdError, Unauthenticated
 from wire.fairness import Peer
 
 ROUTE = ROUTES[0]
@@ -397,6 +397,33 @@ async def test_traffic_of_private_networks_and_processor_power_are_reported(
     assert before.energy_j is None
     assert after.energy_j == 5.0
     assert {u.task_id: u.network_bytes for u in after.tasks} == {"web": 760, "db": None}
+
+
+@pytest.mark.behaviour("BUG-AG118")
+@pytest.mark.parametrize("unreadable", ["tx_bytes", "energy_uj"])
+async def test_usage_is_reported_while_a_link_is_removed(host: FakeHost, unreadable: str) -> None:
+    """Between two reads of a removed link the kernel answers EINVAL; all usage was missing."""
+    link, zone = f"/sys/class/net/{veth_of('web')}/statistics", "/sys/class/powercap/intel-rapl:0"
+    texts = {f"{link}/rx_bytes": "700", f"{link}/tx_bytes": "60"}
+    texts |= {f"{zone}/name": "package-0", f"{zone}/energy_uj": "2500000"}
+
+    class Files(dict[str, str]):
+        def get(self, path: str, default: Any = None) -> Any:
+            if path.endswith(unreadable):
+                raise KernelFileError(f"cannot read {path}: Invalid argument")
+            return super().get(path, default)
+
+    host.fake.texts = Files(texts)
+    async with host.agent() as client:
+        await client.put_task("web", a_spec(network=Network(mode=NetworkMode.PRIVATE)))
+        await running(client, "web")
+        (group,) = host.fake.systemd.units(unit("web"))
+        host.fake.cgroups.usage[group.control_group] = Usage(cpu_s=1.5)
+        used = await client.get_usage()
+
+    expected = (1.5, None) if unreadable == "tx_bytes" else (1.5, 760)
+    assert [(u.cpu_s, u.network_bytes) for u in used.tasks] == [expected]
+    assert used.energy_j == (2.5 if unreadable == "tx_bytes" else None)
 
 
 @pytest.mark.behaviour("BUG-AG3")

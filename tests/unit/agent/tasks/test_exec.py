@@ -481,11 +481,12 @@ async def test_an_idle_session_ends(host: FakeHost, monkeypatch: pytest.MonkeyPa
     assert "it was idle for too long" in end.problem.detail
 
 
+@pytest.mark.behaviour("BUG-AG116")
 async def test_sessions_of_a_task_are_counted(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "PER_TASK", 1)
-    async with host.agent() as client:
+    async with host.serving() as (services, client):
         await client.put_task("web", a_spec())
         await running(client, "web")
         async with client.exec_task("web", ["/bin/cat"], tty=False):
@@ -495,6 +496,10 @@ async def test_sessions_of_a_task_are_counted(
             async with client.exec_task("web", ["/bin/cat"], tty=False) as second:
                 async with asyncio.timeout(10):
                     _, _, end = await _end(second)
+        await _until_nothing_is_left(host)
+        async with asyncio.timeout(10):
+            while services.sessions._sessions_of:
+                await asyncio.sleep(0.01)
 
     assert end.problem is not None
     assert isinstance(from_problem(end.problem), Busy)
