@@ -106,23 +106,23 @@ class LabControlPlane:
             raise LabError("the control plane does not run", hint="twine-lab control-plane start")
         os.kill(pid, number)
 
-    def twinectl(self, *args: str) -> str:
-        """Return the JSON that a twinectl command prints."""
+    def twinectl(self, *args: str, within_s: float = PATIENCE_S) -> str:
+        """Return the JSON that a twinectl command prints; raise `LabError` after `within_s`."""
         argv = [str(program("twinectl")), "--endpoint", self.endpoint, *args, "-o", "json"]
         try:
             done = subprocess.run(
-                argv, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+                argv, capture_output=True, text=True, check=False, timeout=within_s
             )
         except subprocess.TimeoutExpired as e:
             command = f"twinectl {' '.join(args)}"
-            raise LabError(f"`{command}` did not end within {PATIENCE_S:g} s") from e
+            raise LabError(f"`{command}` did not end within {within_s:g} s") from e
         if done.returncode != 0:
             raise LabError(f"`twinectl {' '.join(args)}` failed: {done.stderr.strip()}")
         return done.stdout
 
-    def machine_states(self) -> dict[str, str]:
+    def machine_states(self, within_s: float = PATIENCE_S) -> dict[str, str]:
         """Return the state of each machine, as the control plane reports it."""
-        return machine_states(self.twinectl("machine", "list"))
+        return machine_states(self.twinectl("machine", "list", within_s=within_s))
 
     def ready_machines(self) -> set[str]:
         """Return the names of the machines whose state is `ready`."""

@@ -9,6 +9,7 @@ not answered, so a service that is too small shows as slow.
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 from collections import defaultdict
@@ -20,6 +21,20 @@ import msgspec
 REQUEST_TIMEOUT_S = 30.0
 WINDOW_S = 10.0
 SHOWN_FAILURES = 10
+RATE_MIN, RATE_MAX = 0.1, 1000.0
+"""Bounds of a rate in requests per second."""
+
+
+def parse_rate(text: str) -> float:
+    """Return a rate in requests per second; raise `click.BadParameter` if it cannot be used."""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not RATE_MIN <= rate <= RATE_MAX:  # NaN is in no range
+        bounds = f"from {RATE_MIN:g} to {RATE_MAX:g}"
+        raise click.BadParameter(f"{text.strip()!r} is no rate {bounds} requests per second")
+    return rate
 
 
 class LoadWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +113,7 @@ class LoadClient:
 
 @click.command()
 @click.option("--url", required=True)
-@click.option("--rate", type=click.FloatRange(0.1, 1000), default=1.0, show_default=True)
+@click.option("--rate", type=parse_rate, default="1", show_default=True)
 def main(url: str, rate: float) -> None:
     """Send requests at the rate that standard input gave last; print the outcome as JSON."""
 
@@ -106,9 +121,11 @@ def main(url: str, rate: float) -> None:
         until, load_client = asyncio.Event(), LoadClient(url, rate)
 
         async def follow() -> None:
-            while line := await asyncio.to_thread(sys.stdin.readline):
-                load_client.rate = float(line)
-            until.set()
+            try:
+                while line := await asyncio.to_thread(sys.stdin.readline):
+                    load_client.rate = parse_rate(line)
+            finally:
+                until.set()
 
         waiter = asyncio.create_task(follow())
         outcome = await load_client.run(until)

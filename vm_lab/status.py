@@ -4,8 +4,12 @@ import contextlib
 
 import msgspec
 
+from vm_lab.control import LabControlPlane
 from vm_lab.errors import LabError
 from vm_lab.lab import Lab
+
+_ANSWER_S = 10.0
+"""Time in which the control plane must answer; a paused one never does."""
 
 
 class MachineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +42,8 @@ class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Its address, empty when it does not run."""
     endpoint: str
     """For `twinectl --endpoint`, empty when it does not run."""
+    control_plane_error: str = ""
+    """Why it did not answer, such as while it is paused; empty: it answered, or does not run."""
     snapshots: tuple[str, ...]
     machines: tuple[MachineStatus, ...]
 
@@ -47,6 +53,7 @@ def lab_status(lab: Lab) -> LabStatus:
     record = lab.paths.get_record()
     running = lab.sandbox.holder() is not None
     served = running and lab.control.pid() is not None
+    agents, error = agent_states(lab.control) if served else ({}, "")
     return LabStatus(
         name=record.name,
         running=running,
@@ -55,8 +62,9 @@ def lab_status(lab: Lab) -> LabStatus:
         state_dir=str(lab.paths.state),
         control_plane=lab.control.url if served else "",
         endpoint=lab.control.endpoint if served else "",
+        control_plane_error=error,
         snapshots=tuple(sorted(p.name for p in lab.paths.snapshots.glob("*"))),
-        machines=_machines(lab, running=running, served=served),
+        machines=_machines(lab, agents, running=running),
     )
 
 
@@ -67,6 +75,8 @@ def status_table(status: LabStatus) -> str:
         f"image {status.image}, state in {status.state_dir}",
         f"control plane: {status.control_plane or 'not running'}",
     ]
+    if status.control_plane_error:
+        lines.append(f"it does not answer: {status.control_plane_error}")
     if status.endpoint:
         lines.append(f"reach it with: twinectl --endpoint {status.endpoint} …")
     row = "{:<8}{:<10}{:<11}{:<10}{:<13}{}"
@@ -80,9 +90,16 @@ def status_table(status: LabStatus) -> str:
     return "\n".join(lines)
 
 
-def _machines(lab: Lab, *, running: bool, served: bool) -> tuple[MachineStatus, ...]:
+def agent_states(control: LabControlPlane) -> tuple[dict[str, str], str]:
+    """Return the state of each machine in the control plane, and why it is unknown."""
+    try:
+        return control.machine_states(_ANSWER_S), ""
+    except LabError as e:
+        return {}, str(e)
+
+
+def _machines(lab: Lab, agents: dict[str, str], *, running: bool) -> tuple[MachineStatus, ...]:
     power = lab.domains.power() if running and lab.sandbox.libvirtd_answers() else {}
-    agents = lab.control.machine_states() if served else {}
     return tuple(
         MachineStatus(
             name=m.name,

@@ -79,7 +79,7 @@ class SwapView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     one: str
     two: str
     pool_one: str = ""
-    """The entitlement that has `one` at first and gets `two`; known when it begins."""
+    """The entitlement that has `one` at first and gets `two`."""
     pool_two: str = ""
     gain: float = 0.0
     price: float = 0.0

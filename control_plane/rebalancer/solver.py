@@ -48,13 +48,16 @@ async def _solved(request: bytes, within_s: float, memory_mib: int) -> SolverAns
 
 
 async def _run_process(arguments: tuple[str, ...], request: bytes, within_s: float) -> bytes:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "control_plane.rebalancer", *arguments),
-        cwd=ROOT,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "control_plane.rebalancer", *arguments),
+            cwd=ROOT,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as e:  # such as too many processes or open files
+        raise Busy(f"cannot start the solver: {e}") from e
     try:
         async with asyncio.timeout(within_s):
             answer, errors = await process.communicate(request)

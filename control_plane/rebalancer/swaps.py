@@ -76,24 +76,31 @@ class MachineSwaps:
             if swap.id in begun_before:
                 continue
             one, two = self._find(swap.one), self._find(swap.two)
-            if one is None or two is None or not _may_exchange(one, two):
+            if one is None or two is None or not _may_exchange(swap, one, two):
                 continue
-            now = self._runtime.date()
-            begun = replace(
-                swap,
-                pool_one=one.entitlement,
-                pool_two=two.entitlement,
-                state=SwapState.DRAINING,
-                began_at=now,
-                at=now,
-            )
-            await self._save(begun)
-            reason = f"exchanged between {one.entitlement} and {two.entitlement}: {swap.why}"
-            await self._drains.plan_unavailability(
-                [swap.one, swap.two], EventKind.MAINTENANCE, reason, plan=_plan_of(swap)
-            )
-            log.info("exchange of machines began", extra={"one": swap.one, "two": swap.two})
+            try:
+                await self._begin_one(swap, one.entitlement, two.entitlement)
+            except TwineError as e:  # if it is stored, `follow` announces its machines
+                log.warning("exchange did not begin", extra={"swap": swap.id, "reason": str(e)})
             return
+
+    async def _begin_one(self, swap: SwapView, pool_one: str, pool_two: str) -> None:
+        """Store an exchange as begun, then announce that its machines become unavailable."""
+        now = self._runtime.date()
+        begun = replace(
+            swap,
+            pool_one=pool_one,
+            pool_two=pool_two,
+            state=SwapState.DRAINING,
+            began_at=now,
+            at=now,
+        )
+        await self._save(begun)
+        reason = f"exchanged between {pool_one} and {pool_two}: {swap.why}"
+        await self._drains.plan_unavailability(
+            [swap.one, swap.two], EventKind.MAINTENANCE, reason, plan=_plan_of(swap)
+        )
+        log.info("exchange of machines began", extra={"one": swap.one, "two": swap.two})
 
     async def end_unknown(self) -> None:
         """End the announcements of unknown exchanges, whose damaged record was set aside."""
@@ -181,10 +188,15 @@ def _is_plan_of_exchange(plan: str) -> bool:
     return plan.startswith(_PLAN_PREFIX) and "." in plan
 
 
-def _may_exchange(one: MachineRecord, two: MachineRecord) -> bool:
-    """Return whether two machines are in different entitlements, up, and not lent."""
+def _may_exchange(swap: SwapView, one: MachineRecord, two: MachineRecord) -> bool:
+    """Return whether two machines are in the entitlements of the plan, up, and not lent.
+
+    Plans of earlier versions do not name the entitlements, which then only have to differ.
+    """
+    planned, present = (swap.pool_one, swap.pool_two), (one.entitlement, two.entitlement)
     return (
-        FREE not in (one.entitlement, two.entitlement)
+        planned in (present, ("", ""))
+        and FREE not in present
         and one.entitlement != two.entitlement
         and all(_is_up(record) and record.loan is None for record in (one, two))
     )

@@ -37,8 +37,12 @@ class Losses:
         """Machine → data center."""
         self._serving: Counter[str] = Counter()
         """Machine → tasks that serve there, as their records say."""
+        self._not_serving: Counter[str] = Counter()
+        """Machine → tasks there that should serve and do not."""
         self._tasks: Counter[str] = Counter()
+        """Data center → tasks on its machines …"""
         self._lost: Counter[str] = Counter()
+        """… and those of them that should serve and do not."""
         self._capped: dict[str, None] = {}
         self._capped_tasks: Counter[str] = Counter()
         """Data center → tasks that serve on machines whose power is capped."""
@@ -88,15 +92,20 @@ class Losses:
         if after is None:
             self._set_capped(name, capped=False)
             return
-        known = self._datacenter_of.get(name)
-        dc = after.location.datacenter
-        if known != dc:
-            is_capped = name in self._capped
-            self._set_capped(name, capped=False)
-            self._datacenter_of[name] = dc
-            self._set_capped(name, capped=is_capped)
+        if self._datacenter_of.get(name) != after.location.datacenter:
+            self._change_datacenter(name, after.location.datacenter)
         capped = bool(after.unavailability) and open_event(after, EventKind.POWER_CAP) is not None
         self._set_capped(name, capped=capped)
+
+    def _change_datacenter(self, name: str, dc: str) -> None:
+        """Count a machine and its tasks in another data center, as when it joins again there."""
+        is_capped = name in self._capped
+        self._set_capped(name, capped=False)
+        for counted, sign in ((self._datacenter_of.get(name, ""), -1), (dc, 1)):
+            self._lost[counted] += sign * self._not_serving[name]
+            self._tasks[counted] += sign * (self._serving[name] + self._not_serving[name])
+        self._datacenter_of[name] = dc
+        self._set_capped(name, capped=is_capped)
 
     def _set_capped(self, name: str, *, capped: bool) -> None:
         if capped == (name in self._capped):
@@ -128,5 +137,6 @@ class Losses:
             elif kind in _NO_LOSS:
                 continue
             else:
+                self._not_serving[machine] += sign
                 self._lost[dc] += sign
             self._tasks[dc] += sign

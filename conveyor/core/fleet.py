@@ -55,7 +55,7 @@ class FleetRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     is_returning: bool = False
     """Whether the fleet returns to its earlier release: failed hosts are then tried again."""
     put: dict[str, str] = {}
-    """Host → the release whose installation last began."""
+    """Host → the release whose installation last began; of hosts that are in the region."""
     work: HostChange | None = None
     failed: dict[str, str] = {}
     """Host → why it is not healthy with its release."""
@@ -164,7 +164,9 @@ def advance(
     for name in _hosts_to_change(record, hosts):
         release = wanted_releases(record, hosts)[name]
         work = HostChange(host=name, release=release, since=now)
-        return replace(record, work=work, put=record.put | {name: release})
+        present = {h.name for h in hosts}  # hosts that left the region are forgotten
+        put = {host: was for host, was in record.put.items() if host in present}
+        return replace(record, work=work, put=put | {name: release})
     return record
 
 

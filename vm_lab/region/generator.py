@@ -218,13 +218,20 @@ def _by_share(kinds: list[HardwareType], racks: int, chance: random.Random) -> l
     return chosen
 
 
+def _count(text: str) -> int:
+    """Return a number of an option; raise `ArgumentTypeError` unless it is 1 or more."""
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
 def main() -> None:
     """Print an inventory."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--machines", type=int, required=True)
-    parser.add_argument("--regions", type=int, default=1)
-    parser.add_argument("--datacenters", type=int, default=5)
-    parser.add_argument("--msbs", type=int, default=12, help="of each data center")
+    parser.add_argument("--machines", type=_count, required=True)
+    parser.add_argument("--regions", type=_count, default=1)
+    parser.add_argument("--datacenters", type=_count, default=5)
+    parser.add_argument("--msbs", type=_count, default=12, help="of each data center")
     parser.add_argument("--seed", type=int, default=1)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="the default")

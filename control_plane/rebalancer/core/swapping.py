@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from control_plane.api.rebalancing import SwapView
+from control_plane.rebalancer.core.arrays import Flags
 from control_plane.rebalancer.core.region_state import RegionState
 
 _KEPT_SHARE = 0.95
@@ -49,6 +50,10 @@ class GroupedMachines:
         model = state.model
         self.held: defaultdict[Holding, list[int]] = defaultdict(list)
         self.by_group: defaultdict[MachineGroup, list[int]] = defaultdict(list)
+        self.is_exchanged: Flags = np.zeros(len(model.machines), np.bool_)
+        """By machine: whether an exchange of this plan gives it to another entitlement."""
+        self._received_classes: Counter[tuple[int, int]] = Counter()
+        """(entitlement, machine class) → machines that exchanges of this plan give it."""
         hot = state.power.machines_over_budget()
         for machine in np.nonzero(~state.is_free)[0].tolist():
             group = MachineGroup(model.machine_class[machine], bool(hot[machine]))
@@ -67,12 +72,20 @@ class GroupedMachines:
         return len(self.held.get(Holding(pool, group), ()))
 
     def count_class(self, pool: int, machine_class: int) -> int:
-        """Return how many machines of a class an entitlement has, of both groups."""
-        return sum(self.count(pool, MachineGroup(machine_class, hot)) for hot in (False, True))
+        """Return how many machines of a class an entitlement has after the planned exchanges."""
+        held = sum(self.count(pool, MachineGroup(machine_class, hot)) for hot in (False, True))
+        return held + self._received_classes[pool, machine_class]
+
+    def exchange(self, sides: tuple[Holding, Holding], machines: list[int]) -> None:
+        """Record that an exchange gives each machine to the entitlement of the other side."""
+        for side, other, machine in zip(sides, sides[::-1], machines, strict=True):
+            self.held[side].remove(machine)
+            self.is_exchanged[machine] = True
+            self._received_classes[other.pool, side.group.machine_class] += 1
 
 
 def swaps(state: RegionState, most: int) -> list[SwapView]:
-    """Return at most `most` exchanges that gain more than their price; none without HiGHS.
+    """Return at most `most` exchanges that together gain more than their price; none without HiGHS.
 
     `state` is the region after the moves of the plan. This function moves tasks in it.
     """
@@ -91,6 +104,8 @@ def swaps(state: RegionState, most: int) -> list[SwapView]:
         exchange = _exchange_machines(state, grouped, first, second)
         if exchange is not None:
             exchanges.append(exchange)
+    while exchanges and sum(e.gain for e in exchanges) <= sum(e.price for e in exchanges):
+        exchanges.pop()  # the exchanges that would complete the gain were not possible
     return exchanges
 
 
@@ -222,9 +237,9 @@ def _exchange_machines(
     """Return an exchange of two machines that can be emptied now; None: there are none."""
     sides = first, second
     machines: list[int] = []
-    for side, other in ((first, second), (second, first)):
+    for side, other in (sides, sides[::-1]):
         usable = [m for m in grouped.held[side] if grouped.admitted[other.pool][m]]
-        machine = _empty_one(state, usable)
+        machine = _empty_one(state, grouped, usable)
         if machine is None:
             return None
         machines.append(machine)
@@ -240,30 +255,35 @@ def _exchange_machines(
     reasons += [
         f"{model.pools[side.pool]} is busy in a place without power" for side in over_budget
     ]
-    classes_less = counts.count(1) if differ else 0
-    for side, machine in zip(sides, machines, strict=True):
-        grouped.held[side].remove(machine)
+    received_counts = [
+        grouped.count_class(side.pool, other.group.machine_class)
+        for side, other in (sides, sides[::-1])
+    ]
+    classes_less = counts.count(1) - received_counts.count(0) if differ else 0
+    grouped.exchange(sides, machines)
     return SwapView(
         id="",
         one=model.machines[machines[0]],
         two=model.machines[machines[1]],
+        pool_one=model.pools[first.pool],
+        pool_two=model.pools[second.pool],
         gain=weights.fragment * classes_less + weights.power * len(over_budget),
         price=weights.swap,
         why="; ".join(reasons),
     )
 
 
-def _empty_one(state: RegionState, machines: list[int]) -> int | None:
+def _empty_one(state: RegionState, grouped: GroupedMachines, machines: list[int]) -> int | None:
     """Move all tasks of one machine to others of its entitlement; return the emptied machine.
 
-    Machines with the fewest tasks are tried first. None: no machine can be emptied.
+    Machines with the fewest tasks are tried first. A machine of an earlier exchange gets no task.
+    None: no machine can be emptied.
     """
+    may_receive = state.is_open & ~state.is_free & ~grouped.is_exchanged
     swappable = [m for m in machines if state.model.swappable[m]]
     for machine in sorted(swappable, key=lambda m: (len(state.tasks_on[m]), m))[:_CANDIDATES_MAX]:
         moved: list[int] = []
-        targets = np.nonzero((state.pool == state.pool[machine]) & state.is_open & ~state.is_free)[
-            0
-        ]
+        targets = np.nonzero((state.pool == state.pool[machine]) & may_receive)[0]
         targets = targets[targets != machine]
         for task in list(state.tasks_on[machine]):
             target = _target_of(state, task, targets)

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from control_plane.runtime.runtime import Runtime
 from conveyor.api import ControlRequest, ControlVerb, PipelineSpec, StartRequest
@@ -306,6 +307,17 @@ async def test_a_release_to_ten_thousand_hosts_is_stored_on_every_engine():
 def test_a_damaged_record_is_named(data: bytes):
     with pytest.raises(ConfigError, match=r"cannot read fleets/agents: .* is damaged"):
         decoded(data, FleetRecord, "fleets/agents")
+
+
+@pytest.mark.behaviour("BUG-CP163")
+def test_the_record_of_a_fleet_forgets_hosts_that_left_the_region():
+    """Formerly it grew with each host that ever had a release."""
+    hosts = [ObservedHost(name, OLD, True) for name in HOSTS]
+    record = FleetRecord(release=NEW, stable=OLD, version=1, put={"gone": NEW, "m1": NEW})
+    after = advance(record, hosts, FleetTimeouts(1.0, 1.0), 0.0)
+    assert after.put == {"m1": NEW}
+    after = advance(replace(after, work=None), hosts[1:], FleetTimeouts(1.0, 1.0), 0.0)
+    assert after.put == {"m2": NEW}
 
 
 class Compared(str):

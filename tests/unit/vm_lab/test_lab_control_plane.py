@@ -16,6 +16,7 @@ from vm_lab.control import LabControlPlane, with_services
 from vm_lab.errors import LabError
 from vm_lab.sandbox import LabSandbox
 from vm_lab.state import LabPaths, ProcessRef, process_ref
+from vm_lab.status import agent_states
 from vm_lab.topology import read_topology
 
 
@@ -127,3 +128,23 @@ def test_a_configuration_that_is_not_toml_reaches_the_control_plane_unchanged(
     assert with_services("listen = \n", paths_of(tmp_path)) == "listen = \n"
     with pytest.raises(tomllib.TOMLDecodeError):
         tomllib.loads("listen = \n")
+
+
+@pytest.mark.behaviour("BUG-LB16")
+def test_the_status_of_a_lab_reports_a_control_plane_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A paused one never answers: formerly the status ended with an error after minutes."""
+    limits: list[float] = []
+
+    def never(_: object, *words: str, within_s: float) -> str:
+        limits.append(within_s)
+        raise LabError(f"`twinectl {' '.join(words)}` did not end within {within_s:g} s")
+
+    monkeypatch.setattr(LabControlPlane, "twinectl", never)
+    control = LabControlPlane.__new__(LabControlPlane)
+    states, error = agent_states(control)
+
+    assert states == {}
+    assert error == "`twinectl machine list` did not end within 10 s"
+    assert limits == [10.0]

@@ -196,3 +196,16 @@ def test_off_peak_55_percent_is_guaranteed_and_45_opportunistic() -> None:
     shares += [(split.idle.machines + split.lent.machines) / total]
     assert all(share >= 0.05 for share in shares), shares  # buffers, unused quotas, freed machines
     assert sum(shares) + split.guaranteed.machines / total == pytest.approx(1.0)
+
+
+@pytest.mark.behaviour("BUG-LB17")
+@pytest.mark.parametrize("option", ["machines", "regions", "datacenters", "msbs"])
+@pytest.mark.parametrize("number", ["0", "-1", "nan", "1.5"])
+def test_numbers_of_a_region_that_cannot_be_made_are_refused(option, number, monkeypatch, capsys):
+    """Formerly they gave a traceback, or an empty inventory without an error."""
+    words = ["generator", "--machines", "10", f"--{option}", number]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert f"argument --{option}: {number!r} is no whole number from 1" in capsys.readouterr().err

@@ -9,13 +9,14 @@ from world import World, a_job, a_region
 
 from control_plane.api.capacity import EntitlementSpec
 from control_plane.api.machines import MachineState
-from control_plane.api.rebalancing import MoveView, SwapState
+from control_plane.api.rebalancing import MoveView, SwapState, SwapView
 from control_plane.api.settings import RebalanceMode, RebalanceSettings
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.rebalancer.core.solving import solve
 from control_plane.roles import ControlPlane
 from control_plane.store import Delete
 from control_plane.store.records import REBALANCE
+from wire.errors import Busy
 
 pytestmark = pytest.mark.behaviour("RE3")
 
@@ -196,6 +197,48 @@ def test_drains_of_an_exchange_end_when_its_record_is_lost(mode: RebalanceMode) 
             async with w.running():
                 await w.until(are_free, 300)
                 assert w.cp.rebalancer.swaps.all() == []
+
+    run(main())
+
+
+PLANNED = SwapView(id="s1.1", one="m3", two="m6", pool_one="front", pool_two="back")
+
+
+@pytest.mark.behaviour("BUG-CP159")
+def test_an_exchange_begins_between_the_entitlements_of_its_plan_only() -> None:
+    async def main() -> None:
+        w = Exchanging(swaps_per_plan=0)
+        async with asyncio.timeout(20_000), w.running():
+            await w.begin()
+            swaps = w.cp.rebalancer.swaps
+            await swaps.begin([replace(PLANNED, pool_one="former")])
+            assert swaps.under_way() == []
+            await swaps.begin([replace(PLANNED, pool_one="", pool_two="")])
+            assert [(s.pool_one, s.pool_two) for s in swaps.under_way()] == [("front", "back")]
+
+    run(main())
+
+
+@pytest.mark.behaviour("BUG-CP160")
+def test_an_exchange_whose_announcement_fails_does_not_stop_the_rebalancer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The exchange is stored, so the next check announces its machines."""
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise Busy("the store of a data center does not answer")
+
+    async def main() -> None:
+        w = Exchanging(swaps_per_plan=0)
+        async with asyncio.timeout(20_000), w.running():
+            await w.begin()
+            swaps = w.cp.rebalancer.swaps
+            with monkeypatch.context() as patched:
+                patched.setattr(swaps._drains, "plan_unavailability", refuse)
+                await swaps.begin([PLANNED])
+            assert [swap.state for swap in swaps.under_way()] == [SwapState.DRAINING]
+            await w.until(lambda: w.ended(SwapState.DONE), 2_000)
+            assert w.held() == EXCHANGED
 
     run(main())
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from math import inf, nan
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from control_plane.api.rebalancing import (
     RebalanceRecord,
     SwapView,
 )
+from control_plane.rebalancer import solver
 from control_plane.rebalancer.core.machine_use import Load
 from control_plane.rebalancer.core.model import Effort, RegionModel, SolverAnswer
 from control_plane.rebalancer.records import KEPT, RebalanceRecords
@@ -34,6 +36,7 @@ from control_plane.runtime.table import Table
 from control_plane.store import Delete
 from control_plane.store.memory import MemoryStore
 from control_plane.store.records import REBALANCE
+from wire.errors import Busy
 
 pytestmark = pytest.mark.behaviour("RE7")
 
@@ -109,6 +112,21 @@ def test_jobs_are_placed_whatever_the_solver_does(solving: Solving) -> None:
         assert world.region.broken_rules == []
 
     run(main())
+
+
+@pytest.mark.behaviour("BUG-CP161")
+def test_a_solver_that_cannot_be_started_is_reported_as_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So the plan fails with its reason, and the loop of the ReBalancer continues."""
+
+    async def no_process(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", no_process)
+
+    with pytest.raises(Busy, match=r"cannot start the solver: .*temporarily unavailable"):
+        run(solver.solved_file(Path("model.toml"), 1.0))
 
 
 @pytest.mark.behaviour("RE7")

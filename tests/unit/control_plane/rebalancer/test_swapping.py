@@ -74,6 +74,48 @@ def test_a_busy_entitlement_leaves_a_place_without_power_for_an_idle_one() -> No
     assert step.why == "pool0 is busy in a place without power"
 
 
+def two_of_each(*, free_cores: int) -> RegionModel:
+    """Return two entitlements that gain from two exchanges: each then has one class instead of two.
+
+    The machines of the first one have no room for the tasks of others, except `free_cores` on m0.
+    """
+    model = a_region([[1.0]] * 8, pools=[0, 0, 0, 0, 1, 1, 1, 1])
+    million = 1_000_000
+    return replace(
+        model,
+        machine_class=[0, 0, 1, 1, 1, 1, 0, 0],
+        swappable=bytes([0, 0, 1, 1] * 2),
+        room_cpu=[free_cores * million, 0, 0, 0, *[9 * million] * 4],
+    )
+
+
+@pytest.mark.behaviour("BUG-CP157")
+def test_an_exchange_counts_no_room_on_machines_that_an_earlier_one_gives_away() -> None:
+    """One exchange alone changes no number of classes, so it is not planned either."""
+    steps = swapped(two_of_each(free_cores=2))
+
+    assert [step.pool_one for step in steps] == ["pool0", "pool0"]
+    assert {step.one for step in steps} == {"m2", "m3"}
+    assert [step.gain for step in steps] == [0.0, 1.0]
+    assert swapped(two_of_each(free_cores=1)) == []
+
+
+@pytest.mark.behaviour("BUG-CP158")
+def test_the_gain_of_an_exchange_counts_the_classes_that_it_adds() -> None:
+    model = a_region([[4.0], [], [0.5], []], pools=[0, 0, 1, 1])
+    model = replace(
+        model,
+        machine_class=[0, 0, 1, 1],
+        swappable=bytes([1] * 4),
+        places=[PoweredPlace("dc1/msb1", 210.0, 200.0, 100.0)],
+        places_of=[[0, 0, -1, -1]],
+        watts_per_rru=[10.0] * 4,
+    )
+    (step,) = swapped(model, most=1)
+
+    assert step.gain == model.weights.power - 2 * model.weights.fragment
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_entitlements_keep_their_number_of_machines_and_most_of_their_capacity(seed: int) -> None:
     made = random.Random(seed)
