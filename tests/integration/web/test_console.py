@@ -295,7 +295,7 @@ def test_a_log_is_shown_and_followed(browser: webdriver.Chrome, endpoint: str) -
     browser.find_element(By.LINK_TEXT, "Live output").click()
     assert "runs no program" in browser.find_element(By.ID, "log").text
     shown = ctl(endpoint, "job", "logs", "web", "0")
-    WebDriverWait(browser, PATIENCE_S).until(
+    patient(browser).until(
         lambda b: b.find_element(By.ID, "log").text.count("\n") >= shown.count("\n")
     )
     browser.get(browser.current_url + "?lines=1000")
@@ -350,7 +350,7 @@ def test_every_page_is_accessible(browser: webdriver.Chrome, scheme: str) -> Non
 def test_a_page_in_chromium_follows_changes_and_forms_reach_the_audit_log(
     browser: webdriver.Chrome, endpoint: str
 ) -> None:
-    wait = WebDriverWait(browser, PATIENCE_S)
+    wait = patient(browser)
     SHOTS.mkdir(parents=True, exist_ok=True)
     browser.save_screenshot(str(SHOTS / "region.png"))
     assert len(browser.find_elements(By.CSS_SELECTOR, ".grid .cell")) == 8
@@ -393,7 +393,7 @@ def test_a_stale_page_shows_its_age_and_its_last_content(endpoint: str) -> None:
         serving = stack.enter_context(ExitStack())
         browser = stack.enter_context(chromium(serving.enter_context(console(endpoint))))
         browser.get(browser.current_url.split("/ui/")[0] + "/ui/jobs/web")
-        wait = WebDriverWait(browser, PATIENCE_S)
+        wait = patient(browser)
         as_of = browser.find_element(*ASOF)
         assert as_of.is_displayed()
         assert not browser.find_element(By.ID, "stale").is_displayed()
