@@ -28,7 +28,7 @@ from agent.identity.identity import HostIdentity
 from agent.images.images import HostImages
 from agent.machine import HostAccess
 from agent.machine.acl import allow_group
-from agent.machine.notify import WATCHDOG, notify, watchdog_s
+from agent.machine.notify import watchdog_s
 from agent.routes import JOIN_ROUTES
 from agent.runtime.crashpoints import arm_from_environment
 from agent.runtime.offload import Lanes
@@ -40,6 +40,7 @@ from wire.client import WireClient
 from wire.errors import Busy, ConfigError, HostError, NotBtrfs, TwineError, Unprocessable
 from wire.limits import LOCAL, ConnectionLimits, raise_descriptor_limit
 from wire.listen import BACKLOG, local_socket
+from wire.notify import WATCHDOG, notify
 from wire.server import http_log
 
 log = logging.getLogger(__name__)

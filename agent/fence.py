@@ -19,9 +19,9 @@ from pathlib import Path
 
 from agent.lease.core.lease import read_lease, read_numbers
 from agent.machine import boottime_s
-from agent.machine.notify import WATCHDOG, notify
 from agent.runtime.core.records import unit_of
 from agent.tasks.core.inside import inside_unit, step_unit
+from wire.notify import WATCHDOG, notify
 
 log = logging.getLogger(__name__)
 

@@ -27,10 +27,10 @@ from control_plane.credential_commands import (
     shard_credential,
     user,
 )
-from control_plane.notify import notify
 from control_plane.process import make_folder, open_store, run_until, url_of
 from wire import log as logs
 from wire.errors import TwineError
+from wire.notify import notify
 
 if TYPE_CHECKING:
     from control_plane.shards.processes import OwnRole
@@ -127,7 +127,7 @@ def _role_of(config: Config) -> OwnRole:
 
 async def _serve_role(config: Config, stopping: asyncio.Event) -> None:
     def started(url: str) -> None:
-        notify(f"READY=1\nSTATUS=serving at {url}")
+        notify("READY=1", f"STATUS=serving at {url}")
         where = "" if config.role in ("shard", "front-end") else f" and {config.socket}"
         click.echo(f"serving at {url}{where}", err=True)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from control_plane.notify import standing_by
 from wire.errors import Busy, ConfigError
+from wire.notify import notify
 
 if TYPE_CHECKING:
     from control_plane.config import Config
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 STANDBY_S = 2.0
 """Seconds between two attempts to open a store that another process holds."""
+
+
+def standing_by(leader: str) -> None:
+    """Report to systemd that this process is ready and waits, to prevent a timeout of its start."""
+    notify("READY=1", f"STATUS=standing by, {leader} leads")
+    click.echo(f"standing by: {leader} leads", err=True)
 
 
 async def load_despite_damage(load: Callable[[], Awaitable[_T]], stores: Sequence[Store]) -> _T:

@@ -13,7 +13,6 @@ import click
 from control_plane.cli.jobfile import read_document
 from control_plane.cli.program import Program, Target
 from control_plane.commands import until_signal
-from control_plane.notify import notify
 from control_plane.process import boot_id, open_or_stand_by, run_until
 from control_plane.runtime.anchor import Anchor
 from control_plane.runtime.runtime import Runtime
@@ -30,6 +29,7 @@ from conveyor.server import DeliveryAccess, serving
 from conveyor.service import ROUND_S, DeliveryService
 from wire import log as logs
 from wire import tls
+from wire.notify import notify
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
@@ -76,7 +76,7 @@ async def run_service(
         anchor = Anchor(store, runtime, boot_id())
         await anchor.load()
         async with _serving(config, store, runtime, round_s) as (service, fleets):
-            notify("READY=1\nSTATUS=serving")
+            notify("READY=1", "STATUS=serving")
             started()
             loops = (service.run(), fleets.run(), runtime.watch_clocks(), anchor.run())
             await run_until(stopping, *loops, store.wait_failed())

@@ -1,27 +1,13 @@
-"""Notifies systemd as a service (sd_notify(3)), and stores descriptors there; a no-op elsewhere.
-
-A service manager that is gone or hangs never ends or blocks the caller: the fence must kill tasks
-even then.
-"""
+"""Stores descriptors of a service in systemd, and reads what systemd passed to the service."""
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
 
-log = logging.getLogger(__name__)
+from wire.notify import notify
 
-WATCHDOG = "WATCHDOG=1"
-SEND_S = 0.5
-"""Longest wait for a service manager whose queue of messages is full."""
 _FIRST_FD = 3
 """The first descriptor that systemd passes to a service (sd_listen_fds(3))."""
-
-
-def notify(*lines: str) -> None:
-    """Send lines such as `READY=1`, `STATUS=…`, `WATCHDOG=1` to the service manager."""
-    _send(lines, [])
 
 
 def store_descriptor(name: str, fd: int) -> None:
@@ -30,12 +16,12 @@ def store_descriptor(name: str, fd: int) -> None:
     Without `FDPOLL=0` systemd would close a bound socket that does not listen, and a pipe without
     a writer: the kernel reports both as hung up.
     """
-    _send(("FDSTORE=1", f"FDNAME={name}", "FDPOLL=0"), [fd])
+    notify("FDSTORE=1", f"FDNAME={name}", "FDPOLL=0", fds=[fd])
 
 
 def drop_descriptor(name: str) -> None:
     """Make systemd close the descriptors stored under a name."""
-    _send(("FDSTOREREMOVE=1", f"FDNAME={name}"), [])
+    notify("FDSTOREREMOVE=1", f"FDNAME={name}")
 
 
 def stored_descriptors(name: str) -> list[int]:
@@ -50,22 +36,6 @@ def all_stored() -> list[tuple[str, int]]:
     names = os.environ.get("LISTEN_FDNAMES", "").split(":")
     numbers = range(_FIRST_FD, _FIRST_FD + int(os.environ.get("LISTEN_FDS", "0")))
     return list(zip(names, numbers, strict=False))
-
-
-def _send(lines: tuple[str, ...], fds: list[int]) -> None:
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as s:
-            s.settimeout(SEND_S)
-            s.connect(address)
-            socket.send_fds(s, ["\n".join(lines).encode()], fds)
-    except OSError as e:
-        if lines[0] != WATCHDOG:  # sent too often for the log
-            log.warning("cannot send %s to the service manager: %s", lines[0], e)
 
 
 def watchdog_s() -> float | None:

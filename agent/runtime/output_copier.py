@@ -18,8 +18,9 @@ import time
 from collections import deque
 from pathlib import Path
 
-from agent.machine.notify import all_stored, drop_descriptor, notify, store_descriptor
+from agent.machine.notify import all_stored, drop_descriptor, store_descriptor
 from agent.runtime.core.output_lines import DROPPED, OutputLines, entry
+from wire.notify import notify
 
 FOLDER = Path("/run/twine/output")
 WAKE = ".wake"

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-import control_plane.notify
-from agent.machine import notify
+from agent.machine import notify as descriptors
+from control_plane.process import standing_by
+from wire import notify
 
 pytestmark = pytest.mark.behaviour("BUG-AG121")
 
 CALLS: list[Callable[[], None]] = [
     lambda: notify.notify(notify.WATCHDOG),
     lambda: notify.notify("READY=1"),
-    lambda: notify.drop_descriptor("name"),
-    lambda: notify.store_descriptor("name", 0),
-    lambda: control_plane.notify.notify("READY=1\nSTATUS=serving"),
+    lambda: descriptors.drop_descriptor("name"),
+    lambda: descriptors.store_descriptor("name", 0),
+    lambda: standing_by("another"),
 ]
 
 
@@ -45,7 +46,6 @@ def test_a_service_manager_that_reads_no_messages_blocks_no_program(
     path = tmp_path / "notify"
     monkeypatch.setenv("NOTIFY_SOCKET", str(path))
     monkeypatch.setattr(notify, "SEND_S", 0.01)
-    monkeypatch.setattr(control_plane.notify, "SEND_S", 0.01)
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as others,
